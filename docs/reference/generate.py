@@ -9,8 +9,9 @@ from pathlib import Path
 from glasshouse.cli.app import command_line
 from glasshouse.jobs.define.jobfile import FIELDS
 from glasshouse.jobs.define.jobschema import BEYOND, default_of
-from glasshouse.workloads.fields import REQUIRED, Field, Rule, Table
-from glasshouse.workloads.params import TYPES
+from glasshouse.wire.workloads import WORKLOADS
+from glasshouse.workloads.fields import REQUIRED, Field, Rule, declared
+from glasshouse.workloads.registry import MODULES, load
 
 HEAD = """# The command line
 
@@ -67,7 +68,7 @@ def _cell(text: str | None) -> str:
 JOB_HEAD = """# The job file
 
 Written by `python docs/reference/generate.py` from the declarations that validate a job file; a test holds it to them.
-`glasshouse new [lora|script|mlp]` writes one to begin with, and `glasshouse schema` prints its JSON Schema for editors.
+`glasshouse new [WORKLOADS]` writes one to begin with, and `glasshouse schema` prints its JSON Schema for editors.
 
 A job file is TOML. What it does not know, it refuses, and every error names the key, says what it may be and shows what
 was there. A whole number is written without a point.
@@ -76,11 +77,12 @@ was there. A whole number is written without a point.
 
 def render_job() -> str:
     """Return the page of the job file."""
-    parts = [JOB_HEAD, "\n## Top level\n\n", _fields(FIELDS)]
-    for kind, params in TYPES.items():
-        parts += [f"\n## `[params]` of `{kind}`\n\n", _fields(params.FIELDS), *_rules(params.RULES)]
+    parts = [JOB_HEAD.replace("WORKLOADS", "|".join(WORKLOADS)), "\n## Top level\n\n", _fields(FIELDS)]
+    for kind in MODULES:
+        params = load(kind).Params
+        parts += [f"\n## `[params]` of `{kind}`\n\n", _fields(declared(params)), *_rules(params.RULES)]
     for field in FIELDS:
-        if isinstance(field.kind, Table):
+        if field.kind.fields:
             parts += [f"\n## `[{field.name}]`\n\n{field.meaning}\n\n", _fields(field.kind.fields)]
     parts += ["\n## What the schema cannot tell\n\n", *(f"- {what}\n" for what in BEYOND)]
     return "".join(parts)

@@ -17,7 +17,7 @@ import pytest
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import ExitCode
 from glasshouse.task.handle import RECORD
-from glasshouse.workloads.params import canonical
+from glasshouse.workloads.registry import canonical
 from glasshouse_bench.records import Record, parse
 from tools.raw_arm import RawArm
 from tools.runtime_world import ended, script_world, workload_world

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from glasshouse.workloads.measurement.slots import Pacer, Plan, Stamp
+from glasshouse.workloads.measurement.slots import MachineClocks, Pacer, Plan, Stamp
 
 MS = 1_000_000
 SEED = bytes(range(32))
@@ -16,7 +16,7 @@ def plan(arm: str = "R", **changes: int) -> Plan:
     return Plan(seed=SEED, arm=arm, **values)
 
 
-class SlotClock:
+class SlotClock(MachineClocks):
     """All clocks of one machine; `busy` passes processor time, `sleep` does not, `suspend` stops the monotonic one."""
 
     def __init__(self, now_ns: int = 0, *, oversleep_ns: int = 0) -> None:

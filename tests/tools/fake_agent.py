@@ -21,7 +21,7 @@ from glasshouse.package.write import Source, write
 from glasshouse.wire import frames, hpke
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.signing import SigningKey
-from glasshouse.workloads.params import canonical
+from glasshouse.workloads.registry import canonical
 from tools.waiting import wait_for
 
 

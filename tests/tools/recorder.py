@@ -9,7 +9,8 @@ from typing import Any, BinaryIO
 
 from glasshouse.task import Task
 from glasshouse.task.inputs import FolderInputs
-from glasshouse.workloads.params import Params, canonical, parse
+from glasshouse.workloads.params import Params
+from glasshouse.workloads.registry import canonical, parse
 
 
 class Recorder:

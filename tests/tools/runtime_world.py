@@ -32,7 +32,7 @@ from glasshouse.package.outputs import open_output
 from glasshouse.wire.group import Group
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.signing import SigningKey
-from glasshouse.workloads.params import canonical
+from glasshouse.workloads.registry import canonical
 from tools.runtime_package import OwnersPackage, seal
 from tools.waiting import wait_for
 

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from glasshouse.workloads.measurement.measured_steps import Measured
+from glasshouse.workloads.measurement.measured_steps import MeasuredSteps
 from glasshouse.workloads.worker import __main__ as worker
 
 __all__ = ["main", "plant"]
@@ -25,10 +25,10 @@ def plant(step_ppm: int, bunched_ns: int) -> None:
         step_ppm: by which part of itself, in millionths.
         bunched_ns: what is added at once, whenever steps have taken a second.
     """
-    boundary = Measured.boundary
+    boundary = MeasuredSteps.boundary
     began_ns, since_ns = 0, 0
 
-    def longer(self: Measured, done: int, loss: Any) -> None:
+    def longer(self: MeasuredSteps, done: int, loss: Any) -> None:
         nonlocal began_ns, since_ns
         now_ns = time.monotonic_ns()
         took_ns = now_ns - began_ns if began_ns else 0
@@ -42,7 +42,7 @@ def plant(step_ppm: int, bunched_ns: int) -> None:
         boundary(self, done, loss)
         began_ns = time.monotonic_ns()
 
-    Measured.boundary = longer  # type: ignore[method-assign]
+    MeasuredSteps.boundary = longer  # type: ignore[method-assign]
 
 
 def main() -> None:

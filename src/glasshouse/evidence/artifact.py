@@ -38,6 +38,7 @@ from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.record import Codec, Member, Record, Sha256, choice, fixed, integer, items, text
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
+from glasshouse.wire.workloads import WORKLOADS
 
 __all__ = [
     "ARTIFACT_PREDICATE",
@@ -50,7 +51,6 @@ __all__ = [
     "PUBLIC_STOP_REASONS",
     "SECRET_MEMORIES",
     "VOCABULARY",
-    "WORKLOADS",
     "WORKSPACES",
     "Artifact",
     "PublicOutput",
@@ -79,7 +79,6 @@ NUMBERS = (
 )
 SECRET_MEMORIES = ("locked-memory", "memfd-secret", "unlocked-memory", OTHER)
 PUBLIC_STOP_REASONS = ("epochs", *STOP_REASONS, OTHER)
-WORKLOADS = ("lora", "mlp", "script")
 WORKSPACES = ("directory", "tmpfs", "tmpfs-noswap", OTHER)
 
 _KEYS = (

@@ -22,12 +22,12 @@ from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Floor
 from glasshouse.wire.record import Codec, Id, Member, Record, Sha256, choice, items, octets
 from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.workloads import WORKLOADS
 
-__all__ = ["MANIFEST_TYPE", "MAX_RECIPIENTS", "WORKLOADS", "Manifest", "parse_signed"]
+__all__ = ["MANIFEST_TYPE", "MAX_RECIPIENTS", "Manifest", "parse_signed"]
 
 MANIFEST_TYPE = "application/vnd.glasshouse.manifest+json"
 FORMATS = {version: f"glasshouse-package/{version}" for version in VERSIONS}
-WORKLOADS = ("lora", "mlp", "script")
 MAX_RECIPIENTS = 8
 
 _VERSIONS = {name: version for version, name in FORMATS.items()}

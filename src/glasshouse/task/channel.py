@@ -18,7 +18,7 @@ from glasshouse.wire import frames
 from glasshouse.wire.aead import zero
 from glasshouse.wire.canonical import Json, encode
 
-__all__ = ["AgentLink", "Channel", "EventLines", "Message", "Silent", "unbroken"]
+__all__ = ["AgentLink", "Channel", "EventLines", "Message", "unbroken"]
 
 Message = dict[str, Json]
 _PIECE_BYTES = frames.MAX_PAYLOAD_BYTES
@@ -28,22 +28,27 @@ _END_PROCESS = os._exit  # a script's own `os._exit` concludes its job first
 
 
 class Channel(Protocol):
-    """One way out of the worker."""
+    """One way out of the worker.
+
+    Attributes:
+        stopping: whether the owner ended the job.
+    """
 
     stopping: bool
 
-    def send(self, message: Message) -> None: ...
+    def send(self, message: Message) -> None:
+        """Send a message."""
 
     def output(self, header: Message, source: BinaryIO) -> str:
         """Deliver `source` (``header["bytes"]`` long) and return its SHA-256 in hex."""
         ...
 
 
-class AgentLink:
+class AgentLink(Channel):
     """The worker's end of the socket to the agent.
 
-    Once `listen` was called, the end of the agent ends this process at once: plaintext must not
-    outlive the process that watches over it.
+    Once `listen` was called, the end of the agent ends this process at once: plaintext must not outlive the process
+    that watches over it.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -89,22 +94,20 @@ class AgentLink:
         taken, self._descriptors = self._descriptors, []
         return taken
 
-    def listen(self, on_stop: Callable[[], None] | None = None) -> None:
+    def listen(self, on_stop: Callable[[], None] = lambda: None) -> None:
         """From now on, wait for `stop` in a thread that costs nothing until it comes, and call `on_stop` then."""
         threading.Thread(target=self._listen, args=(on_stop,), name="glasshouse-agent", daemon=True).start()
 
-    def _listen(self, on_stop: Callable[[], None] | None) -> None:
+    def _listen(self, on_stop: Callable[[], None]) -> None:
         try:
             while True:
                 if self.receive().get("type") == "stop" and not self.stopping:
                     self.stopping = True
-                    if on_stop is not None:
-                        on_stop()
+                    on_stop()
         except (EOFError, OSError, FormatError):
             _END_PROCESS(1)
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send a message, with file descriptors beside it."""
         with unbroken(), self._lock:
             data = frames.control(message)
             if descriptors:
@@ -113,29 +116,22 @@ class AgentLink:
 
     def output(self, header: Message, source: BinaryIO) -> str:
         digest = hashlib.sha256()
-        piece = bytearray(_PIECE_BYTES)
-        view = memoryview(piece)
         with unbroken(), self._lock:  # progress from another thread must not fall between the pieces
             self._write(frames.control(header))
-            try:
-                left = _declared(header)
-                while left:
-                    count = _read(source, view[: min(left, _PIECE_BYTES)])
-                    digest.update(view[:count])
-                    self._write(frames.data_header(count))
-                    self._write(view[:count])
-                    left -= count
-            finally:
-                zero(piece)
+            for piece in _pieces(header, source):
+                digest.update(piece)
+                self._write(frames.data_header(len(piece)))
+                self._write(piece)
             self._write(frames.control({"type": "output-end", "sha256": digest.hexdigest()}))
         return digest.hexdigest()
 
     def shut(self) -> None:
-        """End the conversation, also one that another thread waits in."""
+        """End the connection, also for another thread that waits in it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Close the socket and descriptors that were not taken."""
         self._drop_descriptors()
         self._socket.close()
 
@@ -151,7 +147,7 @@ class AgentLink:
 
 @contextmanager
 def unbroken() -> Iterator[None]:
-    """Hold SIGINT back: it stops a script, and half a frame would end the conversation with the agent."""
+    """Hold SIGINT back: it stops a script, and half a frame would end the connection with the agent."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -159,62 +155,51 @@ def unbroken() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class EventLines:
-    """The raw leg: the same messages as lines of JSON, outputs as plain files in a folder."""
+class EventLines(Channel):
+    """The raw leg: the same messages as lines of JSON, outputs as plain files in a folder.
 
-    def __init__(self, events: BinaryIO, outputs: Path) -> None:
+    Args:
+        events: takes the lines; None drops them, for a script that is tried out by hand.
+        outputs: the folder.
+    """
+
+    def __init__(self, events: BinaryIO | None, outputs: Path) -> None:
         self.stopping = False
         self._events = events
         self._outputs = outputs
         self._lock = threading.Lock()
 
     def send(self, message: Message) -> None:
-        with self._lock:
-            self._events.write(encode(message) + b"\n")
-            self._events.flush()
+        if self._events is not None:
+            with self._lock:
+                self._events.write(encode(message) + b"\n")
+                self._events.flush()
 
     def output(self, header: Message, source: BinaryIO) -> str:
         self.send(header)
-        digest = _store(self._outputs / str(header["name"]), source, _declared(header))
-        self.send({"type": "output-end", "sha256": digest})
-        return digest
+        target = self._outputs / str(header["name"])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256()
+        with target.open("wb") as out:
+            for piece in _pieces(header, source):
+                digest.update(piece)
+                out.write(piece)
+        self.send({"type": "output-end", "sha256": digest.hexdigest()})
+        return digest.hexdigest()
 
 
-class Silent:
-    """A script that is tried out by hand: outputs are files, messages go nowhere."""
-
-    def __init__(self, outputs: Path) -> None:
-        self.stopping = False
-        self._outputs = outputs
-
-    def send(self, message: Message) -> None:
-        pass
-
-    def output(self, header: Message, source: BinaryIO) -> str:
-        return _store(self._outputs / str(header["name"]), source, _declared(header))
-
-
-def _store(target: Path, source: BinaryIO, size: int) -> str:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    view = memoryview(bytearray(_PIECE_BYTES))
-    with target.open("wb") as out:
-        while size:
-            count = _read(source, view[: min(size, _PIECE_BYTES)])
-            digest.update(view[:count])
-            out.write(view[:count])
-            size -= count
-    return digest.hexdigest()
-
-
-def _declared(header: Message) -> int:
-    size = header["bytes"]
-    assert isinstance(size, int)  # noqa: S101 - we built the header
-    return size
-
-
-def _read(source: BinaryIO, destination: memoryview) -> int:
-    count = source.readinto(destination)  # type: ignore[attr-defined]
-    if not count:
-        raise FormatError(Code.SOURCE_CHANGED, "an output became shorter while it was sent")
-    return int(count)
+def _pieces(header: Message, source: BinaryIO) -> Iterator[memoryview]:
+    """Yield the pieces of an output as long as its header has it, in one buffer, which is wiped at the end."""
+    left = header["bytes"]
+    assert isinstance(left, int)  # noqa: S101 - `Task` made the header
+    buffer = bytearray(_PIECE_BYTES)
+    view = memoryview(buffer)
+    try:
+        while left:
+            count = source.readinto(view[: min(left, _PIECE_BYTES)])  # type: ignore[attr-defined]
+            if not count:
+                raise FormatError(Code.SOURCE_CHANGED, "an output became shorter while it was sent")
+            yield view[:count]
+            left -= count
+    finally:
+        zero(buffer)

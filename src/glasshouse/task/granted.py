@@ -11,20 +11,23 @@ from glasshouse.package.assets import AssetReader
 from glasshouse.package.chunks import SealedAsset
 from glasshouse.package.grant import Grant
 from glasshouse.package.streams import Positioned
-from glasshouse.task.inputs import Buffer, unknown_input
+from glasshouse.task.inputs import Buffer, Inputs, unknown_input
 from glasshouse.wire.canonical import Json
 
 __all__ = ["GrantInputs"]
 
 
-class GrantInputs:
+class GrantInputs(Inputs):
     """Assets of the sealed package, opened on demand into the caller's buffer.
 
     Args:
         secret: descriptor of the secret memory that holds the grant; mapped read-only.
         secret_bytes: how much of it the grant takes.
-        package: descriptor of the sealed package; read at positions, so that its offset, which is
-            shared with the agent, does not matter.
+        package: descriptor of the sealed package; read at positions, for the agent shares its offset.
+
+    Attributes:
+        job: the job's `[params]`.
+        group_secret: of the ranks of this run; None for a run in one process.
     """
 
     def __init__(self, *, secret: int, secret_bytes: int, package: int) -> None:
@@ -32,28 +35,20 @@ class GrantInputs:
         self._file = open(package, "rb", buffering=0)  # noqa: SIM115 - until `close`
         self._package = Positioned(self._file)
         self._grant = Grant.parse(memoryview(self._memory))
+        self.job: Mapping[str, Json] = self._grant.job
+        self.group_secret = self._grant.group_secret
         self._sizes = {asset.path: asset.bytes for asset in self._grant.assets}
         self._lock = threading.Lock()
         self._recent: tuple[str, AssetReader] | None = None
-
-    @property
-    def job(self) -> Mapping[str, Json]:
-        return self._grant.job
-
-    @property
-    def group_secret(self) -> bytes | None:
-        """What the ranks of this run share; None for a run in one process."""
-        return self._grant.group_secret
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._sizes))
 
     def size(self, name: str) -> int:
-        try:
-            return self._sizes[name]
-        except KeyError:
-            raise unknown_input(name) from None
+        if name not in self._sizes:
+            raise unknown_input(name)
+        return self._sizes[name]
 
     def open(self, name: str) -> BinaryIO:
         return self._reader(name).stream()

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from glasshouse.errors import Code, RunError, UsageError
-from glasshouse.package.limits import MAX_COUNT, OutputLimits
-from glasshouse.task import layout, outputs, uncollected
+from glasshouse.errors import Code, UsageError
+from glasshouse.task import layout, uncollected
 from glasshouse.task.channel import Channel
 from glasshouse.task.inputs import Buffer, Inputs
+from glasshouse.task.outputs import Deliveries
 from glasshouse.task.result import decimal
 from glasshouse.wire.canonical import Json
 
@@ -60,20 +60,21 @@ class Task:
         self._channel = channel
         self._workspace = workspace
         self._in_place = folders is not None
-        self._shared = shared
+        self._sends_folders = not (folders or shared)
         self._input_dir = folders[0] if folders else workspace / "job"
-        self._output_dirs = {"": folders[1]} if folders else _prefixed(self._input_dir, output_folders)
+        # Each by what stands before the names of its files: nothing where there is only one.
+        prefixes = [""] if len(output_folders) == 1 else [f"{folder.rstrip('/')}/" for folder in output_folders]
+        paths = [folders[1]] if folders else [self._input_dir / folder for folder in output_folders]
+        self._output_dirs = dict(zip(prefixes, paths, strict=True))
         self._before: uncollected.Snapshot | None = None
-        self._laid_out = self._in_place or shared
-        self._saved: set[str] = set()
-        self._limits = OutputLimits.of(params)
-        self._sent_bytes = 0
+        self._laid_out = not self._sends_folders
+        self._deliveries = Deliveries(params, channel)
         self._started = time.monotonic()
         self._next_report = 0.0
         self._last: tuple[int, int | None, Any, str] | None = None
-        self._said = -1  # the count that was passed on last
+        self._reported = -1  # the last count that was passed on
         self._first_loss: str | None = None
-        # Whether the script asks `should_stop`; one that does not is stopped as if by Ctrl-C.
+        # Whether the script calls `should_stop`; one that does not is stopped as if by Ctrl-C.
         self.asks_to_stop = False
         # Of a measured job: what takes its step boundaries, and what makes its record.
         self._boundary: Callable[[int, Any], None] | None = None
@@ -154,7 +155,7 @@ class Task:
                         f"an input lies in {inside!r}, a folder whose files come back as outputs",
                         hint='name other folders with outputs = ["…"] in [params]',
                     )
-            layout.lay_out(self._inputs, self.inputs, self._input_dir)
+            self.lay_out(self.inputs, self._input_dir)
             self._input_dir.mkdir(parents=True, exist_ok=True)
             self._laid_out = True
             self._before = uncollected.snapshot(self._workspace)
@@ -172,7 +173,7 @@ class Task:
     # progress
 
     def progress(self, done: int, total: int | None = None, loss: Any = None, unit: str = "step") -> bool:
-        """Say how far the job is; may be called at every step.
+        """Report how far the job is; may be called at every step.
 
         At most about one call a second is passed on, and the one that reaches `total`; the others cost
         a look at the clock. ``done=0`` marks the beginning: elapsed time counts from there.
@@ -193,7 +194,7 @@ class Task:
         now = time.monotonic()
         if done == 0:
             self._started = now
-        elif done == total and self._said == done:
+        elif done == total and self._reported == done:
             return False
         self._last = (done, total, loss, unit)
         if now < self._next_report and 0 < done != total and (self._first_loss is not None or loss is None):
@@ -206,7 +207,7 @@ class Task:
         if self._last is None:
             return
         done, total, loss, unit = self._last
-        self._said = done
+        self._reported = done
         if not 0 <= done <= _MAX_COUNT or unit not in ("step", "epoch"):
             raise UsageError(Code.USAGE, "progress takes a count of 0 or more and the unit step or epoch")
         text = None if loss is None else decimal(loss)
@@ -242,6 +243,13 @@ class Task:
         self.asks_to_stop = True
         return self._channel.stopping
 
+    @property
+    def last_report(self) -> tuple[int, str, str | None, str | None, int]:
+        """The last progress: done, unit, first and final loss, elapsed microseconds."""
+        done, _, loss, unit = self._last or (0, None, None, "step")
+        elapsed_us = int((time.monotonic() - self._started) * 1e6)
+        return done, unit, self._first_loss, None if loss is None else decimal(loss), elapsed_us
+
     # outputs
 
     @contextmanager
@@ -258,22 +266,23 @@ class Task:
         """
         import tempfile  # 15 ms, for scripts that write piece by piece
 
-        self._claim(name, kind)
+        self._deliveries.claim(name, kind)
         # In the workspace and without a name: the only copy, and gone with the process.
-        with tempfile.TemporaryFile(dir=self._scratch()) as content:
+        scratch = self.output_dir if self._in_place else self._workspace
+        scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=scratch) as content:
             yield cast(BinaryIO, content)
             content.flush()
-            self._deliver(name, kind, cast(BinaryIO, content))
+            self._deliveries.deliver(name, kind, cast(BinaryIO, content))
 
     def save_bytes(self, name: str, data: bytes | bytearray | memoryview, kind: str = "output") -> str:
         """Save `data` as an output; return its SHA-256 in hex."""
-        self._claim(name, kind)
-        return self._deliver(name, kind, io.BytesIO(data))
+        return self.pass_on(name, kind, io.BytesIO(data))
 
     def pass_on(self, name: str, kind: str, content: BinaryIO) -> str:
         """Deliver what another process of the job saved, under the rules of `save`; return its SHA-256 in hex."""
-        self._claim(name, kind)
-        return self._deliver(name, kind, content)
+        self._deliveries.claim(name, kind)
+        return self._deliveries.deliver(name, kind, content)
 
     def checkpoint(self, name: str, data: bytes | bytearray | memoryview) -> str:
         """Save `data` as a checkpoint; return its SHA-256 in hex."""
@@ -294,100 +303,22 @@ class Task:
         Raises:
             RunError: `output-refused`, after every other output was passed on.
         """
-        if self._last is not None and self._last[0] != self._said:
+        if self._last is not None and self._last[0] != self._reported:
             self._report(time.monotonic())
         if self._record is not None:
             record, self._record = self._record, None
             self.save_bytes(RECORD, record())
-        if self._in_place or self._shared:
+        if not self._sends_folders:
             return
-        self._report_uncollected()
-        pickles: list[str] = []
-        refused: RunError | None = None
-        for name, path in self._written():
-            with path.open("rb") as content:
-                if not self._allows_pickle and outputs.is_pickle(name, content):
-                    pickles.append(name)
-                    continue
-                try:
-                    self._claim(name, "output")
-                    self._deliver(name, "output", content)
-                except RunError as error:
-                    refused = refused or error
-        if pickles:
-            raise outputs.refused_pickles(pickles) from refused
-        if refused is not None:
-            raise refused
-
-    def _written(self) -> Iterator[tuple[str, Path]]:
-        """Yield the files of the output folders, with the names that they have as outputs."""
-        for prefix, folder in self._output_dirs.items():
-            for name, path in layout.regular_files(folder):
-                yield prefix + name, path
-
-    def _report_uncollected(self) -> None:
-        if self._before is None:
-            return
-        outputs = list(self._output_dirs.values())
-        found = uncollected.look(self._workspace, self._before, folder=self._input_dir, outputs=outputs)
-        if found is not None:
-            sys.stdout.flush()
-            sys.stderr.write(f"{found.line()}\n")
-            sys.stderr.flush()
-
-    @property
-    def last_report(self) -> tuple[int, str, str | None, str | None, int]:
-        """What a script said last: done, unit, first and final loss, elapsed microseconds."""
-        done, _, loss, unit = self._last or (0, None, None, "step")
-        elapsed_us = int((time.monotonic() - self._started) * 1e6)
-        return done, unit, self._first_loss, None if loss is None else decimal(loss), elapsed_us
-
-    @property
-    def _allows_pickle(self) -> bool:
-        return self._params.get("allow_pickle") is True
-
-    def _scratch(self) -> Path:
-        scratch = self.output_dir if self._in_place else self._workspace
-        scratch.mkdir(parents=True, exist_ok=True)
-        return scratch
-
-    def _claim(self, name: str, kind: str) -> None:
-        if kind not in ("output", "checkpoint"):
-            raise UsageError(Code.USAGE, "an output's kind is output or checkpoint")
-        if outputs.checked_name(name) in self._saved:
-            raise RunError(Code.OUTPUT_REFUSED, f"an output named {name!r} was already saved")
-        if len(self._saved) >= self._limits.count:
-            raise RunError(
-                Code.OUTPUT_REFUSED,
-                f"the job returns at most {self._limits.count} outputs (max_outputs); {name!r} is one more",
-                hint=f"put many small files into one archive, or raise max_outputs in [params], to at most {MAX_COUNT}",
-            )
-        self._saved.add(name)
-
-    def _deliver(self, name: str, kind: str, content: BinaryIO) -> str:
-        if not self._allows_pickle and outputs.is_pickle(name, content):
-            raise outputs.refused_pickles([name])
-        size = content.seek(0, io.SEEK_END)
-        content.seek(0)
-        if self._sent_bytes + size > self._limits.bytes:
-            raise RunError(
-                Code.OUTPUT_REFUSED,
-                f"the job returns at most {self._limits.bytes} bytes (max_output_bytes); {name!r} would make it "
-                f"{self._sent_bytes + size}",
-                hint="return less, or raise max_output_bytes in [params]",
-            )
-        self._sent_bytes += size
-        header: dict[str, Json] = {
-            "type": "output",
-            "name": name,
-            "kind": kind,
-            "class": outputs.output_class(name),
-            "bytes": size,
-        }
-        return self._channel.output(header, content)
-
-
-def _prefixed(inputs: Path, folders: Sequence[str]) -> dict[str, Path]:
-    """Return each output folder by what stands before the names of its files: nothing where there is only one."""
-    alone = len(folders) == 1
-    return {"" if alone else f"{folder.rstrip('/')}/": inputs / folder for folder in folders}
+        if self._before is not None:
+            folders = list(self._output_dirs.values())
+            found = uncollected.look(self._workspace, self._before, folder=self._input_dir, outputs=folders)
+            if found is not None:
+                sys.stdout.flush()
+                sys.stderr.write(f"{found.line()}\n")
+                sys.stderr.flush()
+        self._deliveries.deliver_files(
+            (prefix + name, path)
+            for prefix, folder in self._output_dirs.items()
+            for name, path in layout.regular_files(folder)
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeAlias
 
@@ -20,16 +20,25 @@ class Inputs(Protocol):
     """The files that a job may read, by their names in the package."""
 
     @property
-    def names(self) -> tuple[str, ...]: ...
+    def names(self) -> tuple[str, ...]:
+        """All names, sorted."""
+        ...
 
-    def size(self, name: str) -> int: ...
+    def size(self, name: str) -> int:
+        """Return how many bytes an input has; raises `UsageError` for a name that none has."""
+        ...
 
-    def open(self, name: str) -> BinaryIO: ...
+    def open(self, name: str) -> BinaryIO:
+        """Open an input for reading."""
+        ...
 
-    def read_into(self, name: str, destination: Buffer, offset: int) -> int: ...
+    def read_into(self, name: str, destination: Buffer, offset: int) -> int:
+        """Read from `offset`; return how many bytes, fewer only at the end of the input."""
+        ...
 
     def sealed(self, name: str) -> SealedAsset | None:
-        """Return the chunks of an input that is sealed, for who opens them on a GPU; None for a plain one."""
+        """Return the chunks of an input that is sealed, to open them on a GPU; None for a plain one."""
+        ...
 
 
 def unknown_input(name: str) -> UsageError:
@@ -41,29 +50,26 @@ def unknown_input(name: str) -> UsageError:
     )
 
 
-class FolderInputs:
+class FolderInputs(Inputs):
     """The raw leg: every regular file under a folder, named by its relative path."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._sizes: dict[str, int] | None = None
 
-    def _known(self) -> Mapping[str, int]:
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
         # Listed on first need: a script that is tried out by hand may sit in a large folder.
-        if self._sizes is None:
-            files = (path for path in self._folder.rglob("*") if path.is_file())
-            self._sizes = {path.relative_to(self._folder).as_posix(): path.stat().st_size for path in files}
-        return self._sizes
+        files = (path for path in self._folder.rglob("*") if path.is_file())
+        return {path.relative_to(self._folder).as_posix(): path.stat().st_size for path in files}
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._known()))
+        return tuple(sorted(self._sizes))
 
     def size(self, name: str) -> int:
-        try:
-            return self._known()[name]
-        except KeyError:
-            raise unknown_input(name) from None
+        if name not in self._sizes:
+            raise unknown_input(name)
+        return self._sizes[name]
 
     def open(self, name: str) -> BinaryIO:
         self.size(name)
@@ -72,18 +78,7 @@ class FolderInputs:
     def read_into(self, name: str, destination: Buffer, offset: int) -> int:
         with self.open(name) as stream:
             stream.seek(offset)
-            return _fill(stream, destination)
+            return stream.readinto(destination)  # type: ignore[attr-defined,no-any-return]  # buffered: reads it all
 
     def sealed(self, name: str) -> None:
         self.size(name)
-
-
-def _fill(stream: BinaryIO, destination: Buffer) -> int:
-    view = memoryview(destination).cast("B")
-    done = 0
-    while done < len(view):
-        count = stream.readinto(view[done:])  # type: ignore[attr-defined]
-        if not count:
-            break
-        done += count
-    return done

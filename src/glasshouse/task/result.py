@@ -1,4 +1,4 @@
-"""What a workload did, and how its numbers travel."""
+"""A workload's end, and how its numbers travel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def decimal(value: Any) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """The end of a workload, as the receipt will tell it.
+    """The end of a workload, as the receipt has it.
 
     Attributes:
         unit: what `done` counts, `step` or `epoch`.
@@ -41,17 +41,14 @@ class Result:
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
+        """Return the worker's last message to the agent."""
         loss: Json = None
         if self.loss_first is not None and self.loss_final is not None:
             loss = {"first": self.loss_first, "final": self.loss_final}
+        work: Json = {name: getattr(self, name) for name in ("unit", "done", "elapsed_us", "stop_reason")}
         return {
             "type": "finished",
-            "work": {
-                "unit": self.unit,
-                "done": self.done,
-                "elapsed_us": self.elapsed_us,
-                "stop_reason": self.stop_reason,
-            },
+            "work": work,
             "loss": loss,
             "trainable": self.trainable,
             "digests": dict(self.digests),

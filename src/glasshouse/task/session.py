@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from glasshouse.task.channel import Silent
+from glasshouse.task.channel import EventLines
 from glasshouse.task.handle import Task
 from glasshouse.task.inputs import FolderInputs
 
@@ -33,7 +33,7 @@ def current() -> Task:
             Task(
                 params={},
                 inputs=FolderInputs(inputs),
-                channel=Silent(outputs),
+                channel=EventLines(None, outputs),
                 workspace=outputs,
                 folders=(inputs, outputs),
             )

@@ -1,6 +1,4 @@
-"""What a script wrote outside of its output folders, or left in them as a link: looked for at its end.
-
-It is reported in the sealed log.
+"""Files that a script wrote outside of its output folders, or left in them as a link: reported in the sealed log.
 
 The names are the owner's secret, so they go no other way: the owner's side reads them from the decrypted log.
 Law: ``Uncollected.parse(found.line()) == found``.
@@ -55,17 +53,15 @@ class Uncollected:
         if not line.startswith(_PREFIX):
             return None
         try:
-            facts = json.loads(line[len(_PREFIX) :])
-            files, size, named = facts["files"], facts["bytes"], facts["named"]
-            links = facts["links"] if "links" in facts else []  # noqa: SIM401 - it may be no table
+            facts = {"links": []} | json.loads(line[len(_PREFIX) :])
+            counts, names = [facts["files"], facts["bytes"]], [facts["named"], facts["links"]]
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
-        for names in (named, links):
-            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                return None
-        if not all(isinstance(count, int) and count >= 0 for count in (files, size)):
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
             return None
-        return cls(files=files, bytes=size, named=tuple(named), links=tuple(links))
+        if not all(isinstance(listed, list) and all(isinstance(name, str) for name in listed) for listed in names):
+            return None
+        return cls(files=counts[0], bytes=counts[1], named=tuple(names[0]), links=tuple(names[1]))
 
 
 def snapshot(workspace: Path) -> Snapshot:
@@ -77,8 +73,7 @@ def look(workspace: Path, before: Snapshot, *, folder: Path, outputs: Sequence[P
     """Return what was written since `before` and lies in none of the output folders.
 
     Args:
-        workspace: the folder to look through.
-        before: as it was.
+        before: the workspace as it was.
         folder: the script's working directory, which names are given from.
         outputs: the folders whose files come back.
     """
@@ -104,7 +99,7 @@ def _shown(paths: Iterable[Path], folder: Path) -> tuple[str, ...]:
 
 
 def _files(workspace: Path) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """Yield each regular file that may be somebody's result, in no order; no link is followed."""
+    """Yield each regular file that may be a result, in no order; no link is followed."""
     waiting = [""]
     while waiting:
         below = waiting.pop()

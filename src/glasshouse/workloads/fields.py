@@ -1,235 +1,69 @@
 """The keys of a job file's tables, each declared once: what it may be, what stands in for it, and what it means.
 
-From one declaration follow the check and its error, the reference page and the JSON Schema (`jobs.schema`). Laws: a key
-that is not declared is refused; every error names the key, says what it may be, and shows what was there instead.
+The check with its error, the reference page and the JSON Schema (`jobs.schema`) follow from one declaration. Laws: a
+key that is not declared is refused; every error names the key, its allowed values and the value that was there.
+Messages of protocols are records (`wire.record`) instead: those have no defaults, and their errors show no value.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from dataclasses import fields as dataclass_fields
+from typing import Annotated, Any, get_origin, get_type_hints
 
 from glasshouse.errors import Code, UsageError
 
 __all__ = [
-    "DECIMAL",
+    "FLAG",
     "REQUIRED",
-    "Choice",
-    "ExactlyOne",
     "Field",
-    "Flag",
-    "Integer",
     "Kind",
-    "Mapped",
-    "Needs",
-    "Number",
     "Rule",
-    "Table",
-    "Text",
-    "Texts",
+    "choice",
+    "declared",
+    "exactly_one",
+    "integer",
     "invalid",
+    "mapped",
+    "needs",
+    "number",
     "read",
+    "table",
+    "text",
+    "texts",
+    "whole",
 ]
 
 REQUIRED = ...
 """In the place of a default: the key must be there."""
 
 _SHOWN_CHARS = 60
-DECIMAL = r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?"
-"""The form of a number that travels as a text."""
+_DECIMAL = r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 # Without control characters: what a job file names is shown on terminals.
 _PRINTABLE = r"[^\x00-\x1f\x7f]*"
 
 
-class Kind(Protocol):
+@dataclass(frozen=True, slots=True)
+class Kind:
     """What a value may be.
 
     Attributes:
-        allowed: the same in words that follow "must be".
+        allowed: in words that follow "must be".
+        schema: as JSON Schema, as far as that can express it; of a table, its `fields` have it.
+        read: takes a value and its path; returns it as the program takes it, or raises ValueError, or `UsageError` for
+            something inside it.
+        write: the inverse, for defaults.
+        fields: the keys of a table.
     """
 
-    @property
-    def allowed(self) -> str: ...
-
-    def read(self, value: Any, path: str) -> Any:
-        """Return the value as the program takes it.
-
-        Raises:
-            ValueError: it is something else.
-            UsageError: something inside it is.
-        """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
-    """A text.
-
-    Attributes:
-        form: a regular expression for the whole of it, in the subset that JSON Schema shares.
-        words: what that form is.
-        max_chars, min_chars: how long it is.
-    """
-
-    form: str = _PRINTABLE
-    words: str = ""
-    max_chars: int = 1024
-    min_chars: int = 1
-
-    @property
-    def allowed(self) -> str:
-        return self.words or f"text of {self.min_chars} to {self.max_chars} characters"
-
-    def read(self, value: Any, path: str) -> str:
-        if not isinstance(value, str) or not self.min_chars <= len(value) <= self.max_chars:
-            raise ValueError
-        if re.fullmatch(self.form, value) is None:
-            raise ValueError
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of a few texts or numbers."""
-
-    options: tuple[str | int, ...]
-
-    @property
-    def allowed(self) -> str:
-        return "one of " + ", ".join(repr(option) for option in self.options)
-
-    def read(self, value: Any, path: str) -> Any:
-        # By type too: True is not 1 here.
-        if not any(type(value) is type(option) and value == option for option in self.options):
-            raise ValueError
-        return value
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Integer:
-    """A whole number."""
-
-    low: int
-    high: int
-
-    @property
-    def allowed(self) -> str:
-        return f"a whole number from {self.low} to {self.high}"
-
-    def read(self, value: Any, path: str) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not self.low <= value <= self.high:
-            raise ValueError
-        return value
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Number:
-    """A number; as a decimal text too, the form in which one with a fraction travels in canonical JSON."""
-
-    low: float
-    high: float
-
-    @property
-    def allowed(self) -> str:
-        return f"a number from {self.low:g} to {self.high:g}"
-
-    def read(self, value: Any, path: str) -> float:
-        if not isinstance(value, (int, float, str)) or isinstance(value, bool):
-            raise ValueError
-        if isinstance(value, str) and re.fullmatch(DECIMAL, value) is None:
-            raise ValueError
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.nan
-        if not self.low <= number <= self.high:  # also refuses what is not a number
-            raise ValueError
-        return number
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """True or false."""
-
-    allowed = "true or false"
-
-    def read(self, value: Any, path: str) -> bool:
-        if not isinstance(value, bool):
-            raise ValueError
-        return value
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Texts:
-    """A list of texts.
-
-    Attributes:
-        item: what each is.
-        words: what they are.
-        min_items, max_items: how many.
-        distinct: whether none may stand there twice.
-    """
-
-    item: Text
-    words: str = "texts"
-    min_items: int = 0
-    max_items: int = 256
-    distinct: bool = False
-
-    @property
-    def allowed(self) -> str:
-        count = f"{self.min_items} to {self.max_items}" if self.min_items else f"at most {self.max_items}"
-        return f"a list of {count} {'different ' if self.distinct else ''}{self.words}"
-
-    def read(self, value: Any, path: str) -> tuple[str, ...]:
-        if not isinstance(value, (list, tuple)) or not self.min_items <= len(value) <= self.max_items:
-            raise ValueError
-        found = tuple(_read(self.item, item, f"{path}[{at}]") for at, item in enumerate(value))
-        if self.distinct and len(set(found)) < len(found):
-            raise ValueError
-        return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mapped:
-    """A table whose keys are the owner's own, from texts to texts.
-
-    Attributes:
-        key, value: what each is.
-        min_items, max_items: how many.
-    """
-
-    key: Text
-    value: Text
-    min_items: int = 0
-    max_items: int = 64
-
-    @property
-    def allowed(self) -> str:
-        return f"a table of {self.min_items} to {self.max_items} keys"
-
-    def read(self, value: Any, path: str) -> dict[str, str]:
-        if not isinstance(value, Mapping) or not self.min_items <= len(value) <= self.max_items:
-            raise ValueError
-        for key in value:
-            _read(self.key, key, f"the name {_short(key)} in {path}", shown=False)
-        return {key: _read(self.value, item, f"{path}.{key}") for key, item in value.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of declared keys."""
-
-    fields: tuple[Field, ...]
-
-    allowed = "a table"
-
-    def read(self, value: Any, path: str) -> dict[str, Any]:
-        if not isinstance(value, Mapping):
-            raise ValueError
-        return read(self.fields, value, path)
+    allowed: str
+    schema: Mapping[str, Any]
+    read: Callable[[Any, str], Any]
+    write: Callable[[Any], Any] = lambda value: value
+    fields: tuple[Field, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,49 +83,174 @@ class Field:
     default: Any = REQUIRED
 
 
-class Rule(Protocol):
-    """What keys of one table demand of each other."""
-
-    @property
-    def words(self) -> str:
-        """The same as a sentence for the reference."""
-
-    def check(self, given: Mapping[str, Any], path: str) -> None:
-        """Refuse a table that breaks it; raises `UsageError`."""
-
-
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """`name` is there only beside `other`."""
+class Rule:
+    """What keys of one table demand of each other.
 
-    name: str
-    other: str
+    Attributes:
+        words: as a sentence for the reference.
+        schema: as JSON Schema.
+        check: refuses a table, which has this path, that breaks it.
+    """
 
-    @property
-    def words(self) -> str:
-        return f"`{self.name}` needs `{self.other}`."
-
-    def check(self, given: Mapping[str, Any], path: str) -> None:
-        if self.name in given and self.other not in given:
-            raise invalid(f"{path}.{self.name}", f"absent where there is no {self.other}")
+    words: str
+    schema: Mapping[str, Any]
+    check: Callable[[Mapping[str, Any], str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ExactlyOne:
+def whole(form: str) -> str:
+    """Return the JSON Schema pattern of a text that is wholly of a form."""
+    # In some dialects `$` also stands before a line break at the end.
+    return rf"^(?:{form})$(?!\n)"
+
+
+def text(form: str = _PRINTABLE, words: str = "", *, max_chars: int = 1024, min_chars: int = 1) -> Kind:
+    """A text.
+
+    Args:
+        form: a regular expression for the whole of it, in the subset that JSON Schema shares.
+        words: what that form is.
+    """
+
+    def read(value: Any, _path: str) -> str:
+        _require(isinstance(value, str) and min_chars <= len(value) <= max_chars and re.fullmatch(form, value))
+        return str(value)
+
+    schema = {"type": "string", "minLength": min_chars, "maxLength": max_chars, "pattern": whole(form)}
+    return Kind(words or f"text of {min_chars} to {max_chars} characters", schema, read)
+
+
+def choice(*options: str | int) -> Kind:
+    """One of a few texts or numbers."""
+
+    def read(value: Any, _path: str) -> Any:
+        # By type too: True is not 1 here.
+        _require(any(type(value) is type(option) and value == option for option in options))
+        return value
+
+    return Kind("one of " + ", ".join(map(repr, options)), {"enum": list(options)}, read)
+
+
+def integer(low: int, high: int) -> Kind:
+    """A whole number."""
+
+    def read(value: Any, _path: str) -> int:
+        _require(isinstance(value, int) and not isinstance(value, bool) and low <= value <= high)
+        return int(value)
+
+    return Kind(f"a whole number from {low} to {high}", {"type": "integer", "minimum": low, "maximum": high}, read)
+
+
+def number(low: float, high: float) -> Kind:
+    """A number; as a decimal text too, the form in which one with a fraction travels in canonical JSON."""
+
+    def read(value: Any, _path: str) -> float:
+        _require(isinstance(value, int | float) or (isinstance(value, str) and re.fullmatch(_DECIMAL, value)))
+        _require(not isinstance(value, bool))
+        try:
+            found = float(value)
+        except OverflowError:
+            found = math.inf
+        _require(low <= found <= high)  # also refuses what is not a number
+        return found
+
+    plain = {"type": "number", "minimum": low, "maximum": high}
+    schema = {"anyOf": [plain, {"type": "string", "pattern": whole(_DECIMAL)}]}
+    return Kind(f"a number from {low:g} to {high:g}", schema, read)
+
+
+def _flag(value: Any, _path: str) -> bool:
+    _require(isinstance(value, bool))
+    return bool(value)
+
+
+FLAG = Kind("true or false", {"type": "boolean"}, _flag)
+
+
+def texts(
+    item: Kind, words: str = "texts", *, min_items: int = 0, max_items: int = 256, distinct: bool = False
+) -> Kind:
+    """A list of texts.
+
+    Args:
+        item: what each is.
+        words: what they are.
+        distinct: whether none may stand there twice.
+    """
+
+    def read(value: Any, path: str) -> tuple[str, ...]:
+        _require(isinstance(value, (list, tuple)) and min_items <= len(value) <= max_items)
+        found = tuple(_read(item, each, f"{path}[{at}]") for at, each in enumerate(value))
+        _require(not distinct or len(set(found)) == len(found))
+        return found
+
+    count = f"{min_items} to {max_items}" if min_items else f"at most {max_items}"
+    schema = {"type": "array", "items": item.schema, "minItems": min_items, "maxItems": max_items}
+    return Kind(
+        f"a list of {count} {'different ' if distinct else ''}{words}",
+        schema | ({"uniqueItems": True} if distinct else {}),
+        read,
+        list,
+    )
+
+
+def mapped(key: Kind, value: Kind, *, min_items: int = 0, max_items: int = 64) -> Kind:
+    """A table whose keys are the owner's own, from texts to texts."""
+
+    def read(given: Any, path: str) -> dict[str, str]:
+        _require(isinstance(given, Mapping) and min_items <= len(given) <= max_items)
+        for name in given:
+            _read(key, name, f"the name {_short(name)} in {path}", shown=False)
+        return {name: _read(value, each, f"{path}.{name}") for name, each in given.items()}
+
+    schema = {
+        "type": "object",
+        "propertyNames": key.schema,
+        "additionalProperties": value.schema,
+        "minProperties": min_items,
+        "maxProperties": max_items,
+    }
+    return Kind(f"a table of {min_items} to {max_items} keys", schema, read)
+
+
+def table(*fields: Field) -> Kind:
+    """A table of declared keys."""
+
+    def take(value: Any, path: str) -> dict[str, Any]:
+        _require(isinstance(value, Mapping))
+        return read(fields, value, path)
+
+    return Kind("a table", {}, take, fields=fields)
+
+
+def needs(name: str, other: str) -> Rule:
+    """The one key is there only beside the other."""
+
+    def check(given: Mapping[str, Any], path: str) -> None:
+        if name in given and other not in given:
+            raise invalid(f"{path}.{name}", f"absent where there is no {other}")
+
+    return Rule(f"`{name}` needs `{other}`.", {"dependentRequired": {name: [other]}}, check)
+
+
+def exactly_one(one: str, other: str) -> Rule:
     """One of two keys is there."""
 
-    one: str
-    other: str
+    def check(given: Mapping[str, Any], path: str) -> None:
+        if (one in given) == (other in given):
+            raise UsageError(Code.JOB_INVALID, f"{path}.{one} or {path}.{other}: exactly one of them must be there")
 
-    @property
-    def words(self) -> str:
-        return f"Either `{self.one}` or `{self.other}` must be there."
+    schema = {"oneOf": [{"required": [one]}, {"required": [other]}]}
+    return Rule(f"Either `{one}` or `{other}` must be there.", schema, check)
 
-    def check(self, given: Mapping[str, Any], path: str) -> None:
-        if (self.one in given) == (self.other in given):
-            raise UsageError(
-                Code.JOB_INVALID, f"{path}.{self.one} or {path}.{self.other}: exactly one of them must be there"
-            )
+
+def declared(table: type) -> tuple[Field, ...]:
+    """Return the keys of a dataclass: its fields of the form ``Annotated[type, kind, meaning]``, its bases' last."""
+    hints = get_type_hints(table, include_extras=True)
+    defaults = {one.name: REQUIRED if one.default is MISSING else one.default for one in dataclass_fields(table)}
+    names = dict.fromkeys(name for base in (table, *reversed(table.__mro__[1:-1])) for name in base.__annotations__)
+    marked = [(name, hints[name].__metadata__) for name in names if get_origin(hints[name]) is Annotated]
+    return tuple(Field(name, kind, meaning, defaults[name]) for name, (kind, meaning) in marked)
 
 
 def invalid(path: str, allowed: str, *given: Any) -> UsageError:
@@ -328,10 +287,9 @@ def read(
             found[field.name] = _read(field.kind, values[field.name], _path(path, field.name))
         elif field.default is REQUIRED:
             raise _missing(field, path, unknown)
-        elif isinstance(field.kind, Table) and field.default is not None:
-            found[field.name] = field.kind.read(field.default, _path(path, field.name))
         else:
-            found[field.name] = field.default
+            inner = field.kind.fields and field.default is not None
+            found[field.name] = field.kind.read(field.default, _path(path, field.name)) if inner else field.default
     if unknown:
         near = _near(unknown[0], known)
         raise UsageError(
@@ -344,11 +302,16 @@ def read(
     return found
 
 
+def _require(held: object) -> None:
+    if not held:
+        raise ValueError
+
+
 def _read(kind: Kind, value: Any, path: str, *, shown: bool = True) -> Any:
     try:
         return kind.read(value, path)
     except ValueError:
-        raise (invalid(path, kind.allowed, value) if shown else invalid(path, kind.allowed)) from None
+        raise invalid(path, kind.allowed, *([value] if shown else [])) from None
 
 
 def _missing(field: Field, path: str, unknown: list[str]) -> UsageError:
@@ -369,5 +332,5 @@ def _path(table: str, key: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN_CHARS else shown[: _SHOWN_CHARS - 3] + "..."

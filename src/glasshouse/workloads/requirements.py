@@ -5,28 +5,19 @@ What is installed on another machine is a mapping from normal names to versions;
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterable, Mapping
 
-__all__ = ["FRAMEWORKS", "lacking", "missing_frameworks", "old_driver"]
+__all__ = ["REQUIREMENT", "lacking", "old_driver"]
+
+REQUIREMENT = r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[A-Za-z0-9._,\s-]*\])?\s*([<>=!~][^;@]*)?"
+"""The form of one."""
 
 Installed = Mapping[str, str] | None
 
 # CUDA's major version, and the oldest driver that runs what is built for any of its minor ones (NVIDIA, CUDA
 # Compatibility, "Minor Version Compatibility").
 _DRIVERS = {11: 450, 12: 525, 13: 580}
-
-FRAMEWORKS = {"lora": ("torch", "transformers", "peft", "safetensors"), "mlp": ("torch",), "script": ()}
-"""What each workload imports itself."""
-
-
-def missing_frameworks(workload: str, installed: Installed = None) -> list[str]:
-    """Return what a workload imports itself and is not installed."""
-    needed = FRAMEWORKS.get(workload, ())
-    if installed is None:
-        return [name for name in needed if importlib.util.find_spec(name) is None]
-    return [name for name in needed if name not in installed]
 
 
 def old_driver(installed: Mapping[str, str]) -> str | None:

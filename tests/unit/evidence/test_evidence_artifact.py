@@ -24,7 +24,6 @@ from glasshouse.evidence.artifact import (
     PUBLIC_STOP_REASONS,
     SECRET_MEMORIES,
     VOCABULARY,
-    WORKLOADS,
     WORKSPACES,
     Artifact,
     PublicOutput,
@@ -33,7 +32,6 @@ from glasshouse.evidence.artifact import (
 from glasshouse.evidence.canary import check_canaries
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.receipt import LIFECYCLE
-from glasshouse.package.manifest import WORKLOADS as PACKAGE_WORKLOADS
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.kdf import salted
@@ -141,7 +139,6 @@ def test_every_word_in_it_is_known_beforehand() -> None:
 def test_its_vocabulary_is_that_of_the_rooms_it_speaks_of() -> None:
     assert {kind.value for kind in WorkspaceKind} | {OTHER} == set(WORKSPACES)
     assert {kind.value for kind in SecretMemoryKind} | {OTHER} == set(SECRET_MEMORIES)
-    assert set(PACKAGE_WORKLOADS) == set(WORKLOADS)
 
 
 def test_the_specification_lists_the_same_words() -> None:

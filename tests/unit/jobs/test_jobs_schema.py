@@ -17,7 +17,9 @@ from glasshouse.jobs.define.job_content import content_of
 from glasshouse.jobs.define.jobfile import load, parse
 from glasshouse.jobs.define.jobschema import schema
 from glasshouse.jobs.owner.durations import format_text, parse_s
-from glasshouse.workloads.params import KINDS, TYPES
+from glasshouse.workloads import registry
+from glasshouse.workloads.fields import declared
+from glasshouse.workloads.registry import MODULES
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").rglob("*.toml"))
 SCRIPT = """\
@@ -148,14 +150,14 @@ def test_the_examples_are_valid(validator: Any, path: Path) -> None:
     load(path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODULES)
 def test_every_parameter_is_declared_once(kind: str) -> None:
-    declared = [field.name for field in TYPES[kind].FIELDS]
-    assert len(set(declared)) == len(declared)
-    assert {field.name for field in fields(TYPES[kind])} - {"env"} == set(declared)
+    names = [field.name for field in declared(registry.load(kind).Params)]
+    assert len(set(names)) == len(names)
+    assert {field.name for field in fields(registry.load(kind).Params)} - {"env"} == set(names)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODULES)
 def test_a_new_job_file_seals_and_every_line_of_it_may_be_used(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validator: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,7 +173,7 @@ def test_a_new_job_file_seals_and_every_line_of_it_may_be_used(
     left_out = {"script": 'WANDB_MODE = "offline"'}.get(kind, "\0")
     filled = load_text(whole.replace(left_out, ""), job)
     assert filled.deployment == load(job).deployment
-    assert TYPES[kind].from_table(filled.params) == TYPES[kind].from_table(load(job).params)
+    assert registry.parse(kind, filled.params) == registry.parse(kind, load(job).params)
     capsys.readouterr()
     assert cli.run(["new", kind]) == ExitCode.USAGE
     assert "--force replaces it" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def test_the_byte_tokenizer_loses_nothing(text: str) -> None:
 def test_a_table_is_read_with_its_classes() -> None:
     table = read_csv(io.BytesIO(b"x,kind,y\n1,b,2\n3,a,4.5\n\n-1e3,b,0\n"), label="kind", name="t")
     assert list(table.features) == [1, 2, 3, 4.5, -1000, 0]
-    assert (table.width, table.rows, table.classes, list(table.labels)) == (2, 3, ("a", "b"), [1, 0, 1])
+    assert (table.width, table.classes, list(table.labels)) == (2, ("a", "b"), [1, 0, 1])
 
 
 def test_the_last_column_is_the_label_where_none_is_named() -> None:

@@ -16,9 +16,11 @@ from safetensors.torch import load, save
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError, RunError, UsageError
 from glasshouse.task.result import Result
-from glasshouse.workloads.builtin import compute, lora
-from glasshouse.workloads.params import LoraParams, parse
+from glasshouse.workloads.builtin import lora, training
+from glasshouse.workloads.builtin.lora_params import LoraParams
 from glasshouse.workloads.process import environment
+from glasshouse.workloads.process.job_control import JobControl
+from glasshouse.workloads.registry import parse
 from tools.recorder import Recorder, recorded_task
 
 pytestmark = [
@@ -43,7 +45,7 @@ def random_model(name: str, dtype: torch.dtype, device: torch.device) -> Any:
 def run(tmp_path: Path, files: dict[str, bytes] | None = None, **params: Any) -> tuple[Result, Recorder]:
     task, found, channel = recorded_task("lora", TINY | params, {"train.jsonl": RECORDS} | (files or {}), tmp_path)
     assert isinstance(found, LoraParams)
-    result = lora.run(task, found, lambda _: None)
+    result = lora.run(task, found, JobControl(lambda *_: 0))
     task.close()
     return result, channel
 
@@ -55,7 +57,7 @@ def test_the_default_adapter_has_the_published_number_of_parameters(name: str, e
     model = random_model(name, torch.bfloat16, torch.device("meta"))
     params = parse("lora", {"model": f"config:{name}"})
     assert isinstance(params, LoraParams)
-    assert models.trainable(models.attach(model, params)) == expected
+    assert training.trainable(models.attach(model, params)) == expected
 
 
 @pytest.mark.parametrize(("name", "expected"), [("qwen2.5-0.5b", 494_032_768), ("qwen2.5-7b", 7_615_616_512)])
@@ -83,7 +85,7 @@ def test_peft_loads_the_adapter_and_gives_the_same_answers(tmp_path: Path) -> No
     folder.mkdir()
     for name, data in channel.outputs.items():
         (folder / name).write_bytes(data)
-    compute.seed_only(5, threads=None)
+    training.seed(5, threads=None, deterministic=False)
     base = random_model("qwen2-tiny", torch.float32, torch.device("cpu"))
     ids = torch.arange(20).unsqueeze(0)
     with torch.no_grad():
@@ -125,7 +127,7 @@ def test_the_base_is_bfloat16_and_the_adapter_float32(tmp_path: Path) -> None:
 def test_a_time_target_ends_the_run(tmp_path: Path) -> None:
     params: dict[str, Any] = {key: value for key, value in TINY.items() if key != "steps"}
     task, found, _ = recorded_task("lora", params | {"seconds": 0.5}, {"train.jsonl": RECORDS}, tmp_path)
-    result = lora.run(task, found, lambda _: None)  # type: ignore[arg-type]
+    result = lora.run(task, found, JobControl(lambda *_: 0))  # type: ignore[arg-type]
     assert result.stop_reason == "time"
     assert result.done >= 1
     assert result.elapsed_us >= 500_000
@@ -140,7 +142,7 @@ def test_the_owner_may_stop_it_and_gets_the_adapter_so_far(tmp_path: Path) -> No
         return progress(done, *rest, **more)
 
     task.progress = stop_at_the_third  # type: ignore[method-assign]
-    result = lora.run(task, params, lambda _: None)  # type: ignore[arg-type]
+    result = lora.run(task, params, JobControl(lambda *_: 0))  # type: ignore[arg-type]
     assert (result.done, result.stop_reason) == (3, "stopped")
     assert "adapter_model.safetensors" in channel.outputs
 
@@ -328,9 +330,9 @@ def test_a_hub_id_that_cannot_be_had_says_what_to_do(
 
 def test_asking_for_a_gpu_where_there_is_none_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert compute.choose("auto") == torch.device("cpu")
+    assert training.prepare(LoraParams.read(TINY | {"device": "auto"})) == torch.device("cpu")
     with pytest.raises(PlatformError) as refused:
-        compute.choose("cuda")
+        training.prepare(LoraParams.read(TINY | {"device": "cuda"}))
     assert refused.value.code is Code.DEVICE_MISSING
 
 

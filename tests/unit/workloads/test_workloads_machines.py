@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from glasshouse.workloads.distributed import machine_group, machine_streams
-from glasshouse.workloads.distributed.machine_group import Machines
+from glasshouse.workloads.distributed.machine_group import MachineGroup
 from tools.fake_agent import wait_for
 from tools.sockets import connection
 
@@ -49,16 +49,16 @@ class Relays:
                 end.close()
 
 
-def lines(machine: Machines) -> int:
+def lines(machine: MachineGroup) -> int:
     return len(machine._lines)
 
 
 @pytest.fixture
-def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Machines, Machines, Relays]]:
+def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MachineGroup, MachineGroup, Relays]]:
     # Both machines share this one's loopback here, so the second cannot stand in for the store at the same port.
     relays = Relays()
     relays.lost = lost = [[], []]
-    first, second = (Machines(relays.ends[m][0], SECRET, machine=m, machines=2) for m in range(2))
+    first, second = (MachineGroup(relays.ends[m][0], SECRET, machine=m, machines=2) for m in range(2))
     first.start(lost[0].append)
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         way, store = (free.getsockname()[1] for free in (one, other))
@@ -76,7 +76,9 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Machines, Machines,
     relays.close()
 
 
-def test_a_rank_reaches_a_listener_on_another_machines_loopback(group: tuple[Machines, Machines, Relays]) -> None:
+def test_a_rank_reaches_a_listener_on_another_machines_loopback(
+    group: tuple[MachineGroup, MachineGroup, Relays],
+) -> None:
     first, second, _ = group
     with socket.create_server(("127.0.0.1", 0)) as listener:
         for here, there in ((second, 0), (first, 1)):
@@ -87,7 +89,9 @@ def test_a_rank_reaches_a_listener_on_another_machines_loopback(group: tuple[Mac
                 assert rank.recv(64) == b"answer"
 
 
-def test_who_is_not_there_or_is_no_other_machine_is_an_os_error(group: tuple[Machines, Machines, Relays]) -> None:
+def test_who_is_not_there_or_is_no_other_machine_is_an_os_error(
+    group: tuple[MachineGroup, MachineGroup, Relays],
+) -> None:
     first, _, relays = group
     for machine in (0, 2, -1):
         with pytest.raises(OSError, match="no other machine"):
@@ -97,7 +101,9 @@ def test_who_is_not_there_or_is_no_other_machine_is_an_os_error(group: tuple[Mac
         first.dial(1, 1)
 
 
-def test_the_store_of_the_first_machine_is_found_on_the_second(group: tuple[Machines, Machines, Relays]) -> None:
+def test_the_store_of_the_first_machine_is_found_on_the_second(
+    group: tuple[MachineGroup, MachineGroup, Relays],
+) -> None:
     _, second, _ = group
     assert second.machine == 1
     assert second._store is not None
@@ -109,7 +115,7 @@ def test_the_store_of_the_first_machine_is_found_on_the_second(group: tuple[Mach
 
 
 def test_strangers_wait_in_small_numbers_and_one_of_the_group_still_gets_in(
-    group: tuple[Machines, Machines, Relays], monkeypatch: pytest.MonkeyPatch
+    group: tuple[MachineGroup, MachineGroup, Relays], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _, relays = group
     monkeypatch.setattr(machine_streams, "_GREETING_S", 2.0)
@@ -137,7 +143,7 @@ def test_strangers_wait_in_small_numbers_and_one_of_the_group_still_gets_in(
         one.close()
 
 
-def test_a_machine_that_finished_is_not_lost(group: tuple[Machines, Machines, Relays]) -> None:
+def test_a_machine_that_finished_is_not_lost(group: tuple[MachineGroup, MachineGroup, Relays]) -> None:
     first, second, relays = group
     second.finish()
     first.finish()
@@ -146,7 +152,7 @@ def test_a_machine_that_finished_is_not_lost(group: tuple[Machines, Machines, Re
 
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_worker_that_is_gone_before_it_had_finished_is_lost_to_the_other(
-    group: tuple[Machines, Machines, Relays], broken: int
+    group: tuple[MachineGroup, MachineGroup, Relays], broken: int
 ) -> None:
     line = group[broken]._lines[0]  # type: ignore[index]
     line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

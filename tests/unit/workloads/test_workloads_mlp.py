@@ -13,6 +13,7 @@ from safetensors.torch import load
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.task.result import Result
 from glasshouse.workloads.builtin import mlp
+from glasshouse.workloads.process.job_control import JobControl
 from tools.recorder import Recorder, recorded_task
 
 pytestmark = pytest.mark.usefixtures("framework")
@@ -25,7 +26,7 @@ SMALL = {"width": 16, "depth": 1, "epochs": 60, "learning_rate": 0.05, "device":
 
 def run(tmp_path: Path, files: dict[str, bytes] | None = None, **params: Any) -> tuple[Result, Recorder]:
     task, found, channel = recorded_task("mlp", SMALL | params, files or {}, tmp_path)
-    result = mlp.run(task, found, lambda _: None)  # type: ignore[arg-type]
+    result = mlp.run(task, found, JobControl(lambda *_: 0))  # type: ignore[arg-type]
     task.close()
     return result, channel
 
@@ -67,7 +68,7 @@ def test_the_same_seed_gives_the_same_model(tmp_path: Path) -> None:
 def test_a_time_target_ends_the_run(tmp_path: Path) -> None:
     table = {key: value for key, value in SMALL.items() if key != "epochs"}
     task, params, _ = recorded_task("mlp", table | {"seconds": 0.3}, {}, tmp_path)
-    result = mlp.run(task, params, lambda _: None)  # type: ignore[arg-type]
+    result = mlp.run(task, params, JobControl(lambda *_: 0))  # type: ignore[arg-type]
     assert result.stop_reason == "time"
     assert result.elapsed_us >= 300_000
 
@@ -75,7 +76,7 @@ def test_a_time_target_ends_the_run(tmp_path: Path) -> None:
 def test_the_owner_may_stop_it(tmp_path: Path) -> None:
     task, params, channel = recorded_task("mlp", SMALL, {}, tmp_path)
     channel.stopping = True
-    result = mlp.run(task, params, lambda _: None)  # type: ignore[arg-type]
+    result = mlp.run(task, params, JobControl(lambda *_: 0))  # type: ignore[arg-type]
     assert (result.done, result.stop_reason, result.loss_first) == (0, "stopped", None)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glasshouse.workloads.builtin.pickles import pickle_hints
+from glasshouse.workloads.builtin.script_files import pickle_hints
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ import pytest
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.workloads.builtin.model_files import LINEAR
-from glasshouse.workloads.params import parse
-from glasshouse.workloads.preflight import examine
+from glasshouse.workloads.registry import examine, parse
 
 
 @dataclass
@@ -34,7 +33,7 @@ class Packed:
 
 
 def looked(kind: str, params: dict[str, Any], files: dict[str, bytes]) -> list[str]:
-    return examine(parse(kind, params), {name: Packed(data) for name, data in files.items()})
+    return examine(kind, parse(kind, params), {name: Packed(data) for name, data in files.items()})
 
 
 def refused(kind: str, params: dict[str, Any], files: dict[str, bytes]) -> UsageError:
@@ -171,7 +170,7 @@ def test_a_file_without_lines_is_not_read_whole() -> None:
 
     data = b'[{"instruction": "a", "output": "b"}, ' * (1 << 19)
     with pytest.raises(UsageError, match=r"train\.jsonl line 1 is longer than 16777216 bytes") as found:
-        examine(parse("lora", TINY), {"train.jsonl": Endless(data)})
+        examine("lora", parse("lora", TINY), {"train.jsonl": Endless(data)})
     assert "one JSON object" in found.value.hint
 
 

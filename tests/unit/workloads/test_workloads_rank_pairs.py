@@ -41,7 +41,7 @@ def test_a_rank_is_handed_what_the_job_has_over_what_it_inherited(tmp_path: Path
     code = """
 print(channel.rank, channel.inherited, channel.joined["bytes"], os.read(channel.take_descriptors(1)[0], 20))
 print([name for name in os.environ if name.startswith(("GLASSHOUSE_GROUP", "GLASSHOUSE_RANK"))])
-print(os.get_inheritable(channel._socket.fileno()))
+print(os.get_inheritable(channel._link._socket.fileno()))
 """
     with place.server:
         assert place.say(JOINED.replace("channel.listen", "0 and channel.listen") + code, rank=3) == [
@@ -86,8 +86,8 @@ print("forked", flush=True)
 sys.stdin.readline()
 def asked_raw(message):
     try:
-        channel._socket.sendall(frames.control(message))
-        return channel._socket.recv(1 << 16)
+        channel._link._socket.sendall(frames.control(message))
+        return channel._link._socket.recv(1 << 16)
     except OSError as error:
         return type(error).__name__
 print(asked_raw({"id": 901, "type": "group-secret"}))

@@ -21,7 +21,7 @@ from glasshouse.runtime.kernel import REAL
 from glasshouse.wire import frames, ranks
 from glasshouse.workloads.distributed import rank_server
 from glasshouse.workloads.distributed.rank_messages import Report
-from glasshouse.workloads.distributed.rank_server import Server
+from glasshouse.workloads.distributed.rank_server import RankServer
 from simulators.rank_places import PATIENCE_S, SECRET, RankPlace
 from tools.forked import in_child
 from tools.sandboxed import is_gone
@@ -51,14 +51,14 @@ def save(name, data=b"plain", kind="output"):
 )
 
 
-class Place(RankPlace[Server]):
+class Place(RankPlace[RankServer]):
     """Ranks that have tokens."""
 
     def __init__(self, folder: Path, **given: Any) -> None:
-        super().__init__(Server, folder, **given)
+        super().__init__(RankServer, folder, **given)
 
     def start(self, code: str, rank: int = 0, tokens: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        invited = self.server.invite(rank) if tokens is None else tokens
+        invited = self.server.issue_tokens(rank) if tokens is None else tokens
         return self.spawn(code, {ranks.SOCKET: self.server.path, "RANK": str(rank), **invited})
 
 
@@ -99,7 +99,7 @@ print(bytes(group_secret()).hex(), "GLASSHOUSE_GROUP_TOKEN" in os.environ)
 
 
 def test_a_token_is_good_once_and_for_one_thing(place: Place) -> None:
-    tokens = place.server.invite(0)
+    tokens = place.server.issue_tokens(0)
     join, secret = (bytes.fromhex(tokens[name]) for name in (ranks.JOIN_TOKEN, ranks.SECRET_TOKEN))
     refused = {"code": "rank-refused", "type": "refused"}
     assert ask(place.server.path, ranks.Request(kind="group-secret", token=join)) == refused
@@ -112,7 +112,7 @@ def test_a_token_is_good_once_and_for_one_thing(place: Place) -> None:
 
 
 def test_a_process_that_the_worker_did_not_start_gets_nothing_and_spends_the_token_it_stole(place: Place) -> None:
-    tokens = place.server.invite(0)
+    tokens = place.server.issue_tokens(0)
     for kind, name in (("join", ranks.JOIN_TOKEN), ("group-secret", ranks.SECRET_TOKEN)):
         answer = ask(place.server.path, ranks.Request(kind=kind, token=bytes.fromhex(tokens[name])))
         assert answer == {"code": "rank-refused", "type": "refused"}
@@ -282,7 +282,7 @@ def test_reasons_are_kept_in_the_order_in_which_they_came_and_forgotten_at_a_res
         place.server.settle()
     first, second = (1, Code.COLLECTIVE_TAMPERED, "what rank 1 says"), (0, Code.RANK_LOST, "what rank 0 says")
     assert place.server.failures == [first, second]
-    place.server.invite(1)
+    place.server.issue_tokens(1)
     assert place.server.failures == [second]
 
 

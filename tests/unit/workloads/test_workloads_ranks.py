@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, UsageError
+from glasshouse.workloads.builtin.script import ScriptParams
 from glasshouse.workloads.distributed.rank_server import Failure
-from glasshouse.workloads.distributed.ranked_script import judge
-from glasshouse.workloads.params import ScriptParams, canonical, parse
+from glasshouse.workloads.distributed.ranked_script import first_reason
+from glasshouse.workloads.registry import canonical, parse
 from tools.fake_agent import Ended, FakeAgent, run_raw
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
@@ -210,12 +211,12 @@ LOST, TAMPERED, ABORTED = Code.RANK_LOST, Code.COLLECTIVE_TAMPERED, Code.COLLECT
 def test_the_reason_is_the_one_that_is_no_consequence_of_another(
     told: list[tuple[int, Code]], exits: dict[int, int], code: Code, words: str
 ) -> None:
-    error = judge([Failure(rank, said, f"rank {rank}'s own words") for rank, said in told], exits, 4)
+    error = first_reason([Failure(rank, said, f"rank {rank}'s own words") for rank, said in told], exits, 4)
     assert error.code is code
     assert words in error.message
     assert "which ends all 4 ranks" in error.message or not exits
     assert (
-        judge([], {1: 3}, 8, first=4).message
+        first_reason([], {1: 3}, 8, first=4).message
         == "rank 5 ended without a word, with exit status 3, which ends all 8 ranks"
     )
     spoke = re.search(r"rank (\d) (failed|could)", error.message)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from glasshouse.workloads.requirements import lacking, missing_frameworks, old_driver
+from glasshouse.workloads.registry import missing_frameworks
+from glasshouse.workloads.requirements import lacking, old_driver
 
 THERE = {"numpy": "2.1.0", "ruamel-yaml": "0.18", "torch": "2.9.0"}
 

@@ -24,11 +24,11 @@ from glasshouse.wire.kdf import salted, sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.workloads.measurement.slots import Plan
-from glasshouse.workloads.params import canonical
+from glasshouse.workloads.registry import MODULES, canonical
 
 __all__ = ["MODELS", "WORKLOADS", "Subject", "builtin", "commitment", "owners"]
 
-WORKLOADS = ("mlp", "lora", "script")
+WORKLOADS = tuple(MODULES)
 MODELS = ("config:qwen2-tiny", "config:qwen2.5-0.5b", "config:qwen2.5-7b")
 _COMMITMENT = b"glasshouse/measurement/v1/commitment\x00"
 _TARGETS = ("epochs", "profile", "seconds", "steps")

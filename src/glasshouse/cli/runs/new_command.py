@@ -12,12 +12,13 @@ from glasshouse.cli.options import Force, JsonOptions
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.define.template import template
 from glasshouse.jobs.owner.files import is_there, write_private
+from glasshouse.wire.workloads import SCRIPT, WORKLOADS
 from glasshouse.workloads.fields import invalid
-from glasshouse.workloads.params import KINDS
+from glasshouse.workloads.registry import MODULES
 
 
 def command(
-    workload: Annotated[str, typer.Argument(metavar="[lora|script|mlp]", help="What to train.")] = "script",
+    workload: Annotated[str, typer.Argument(metavar=f"[{'|'.join(WORKLOADS)}]", help="What to train.")] = SCRIPT,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="FILE", help="The job file; by default WORKLOAD.toml.")
     ] = None,
@@ -26,8 +27,8 @@ def command(
     options: JsonOptions,
 ) -> None:
     """Write a job file, and examples of the inputs that it names and that are not there."""
-    if workload not in KINDS:
-        raise invalid("the workload", f"one of {', '.join(KINDS)}", workload)
+    if workload not in MODULES:
+        raise invalid("the workload", f"one of {', '.join(MODULES)}", workload)
     made, target = template(workload), out or Path(f"{workload}.toml")
     if is_there(target) and not force:
         raise UsageError(Code.USAGE, f"{target} exists already", hint="--force replaces it")

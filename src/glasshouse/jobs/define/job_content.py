@@ -12,10 +12,10 @@ from glasshouse.jobs.define.input_files import Gathered, gather
 from glasshouse.jobs.define.jobfile import Job
 from glasshouse.package.write import Source
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.builtin.pickles import parsed_source, pickle_hints
-from glasshouse.workloads.params import LoraParams, MlpParams, Params, ScriptParams
-from glasshouse.workloads.params import parse as parse_params
-from glasshouse.workloads.preflight import examine
+from glasshouse.workloads.builtin.script import ScriptParams
+from glasshouse.workloads.builtin.script_files import parsed_source, pickle_hints
+from glasshouse.workloads.registry import examine
+from glasshouse.workloads.registry import parse as parse_params
 
 _MAX_SOURCE_BYTES = 1 << 20
 _TEXTS = (".cfg", ".ini", ".json", ".py", ".sh", ".toml", ".yaml", ".yml")
@@ -36,8 +36,7 @@ def content_of(job: Job) -> Content:
     """List a job's files, with its model if that comes from the hub, and check them against its parameters.
 
     Raises:
-        UsageError: as `gather`, `pack_model` and `preflight.examine`; `job-invalid` for a parameter that names no
-            input of the package.
+        UsageError: as `gather`, `pack_model` and `registry.examine`.
     """
     gathered = _inputs(job)
     sources, params = gathered.sources, dict(job.params)
@@ -47,9 +46,8 @@ def content_of(job: Job) -> Content:
         if taken:
             raise UsageError(Code.JOB_INVALID, f"the input {min(taken)!r} has the name of a file of the model")
         sources = sorted([*sources, *weights], key=lambda source: source.path.encode())
-    parsed = parse_params(job.workload, params)
-    _check_named(parsed, [source.path for source in sources])
-    notes = examine(parsed, {source.path: source for source in sources})
+    files = {source.path: source for source in sources}
+    notes = examine(job.workload, parse_params(job.workload, params), files)
     return Content(sources=sources, params=params, left_out=gathered.left_out, notes=notes)
 
 
@@ -89,21 +87,3 @@ def _texts(name: str, source: bytes) -> list[bytes]:
     found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     found += [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     return [text.encode(errors="replace") for text in found]
-
-
-def _check_named(params: Params, names: list[str]) -> None:
-    if isinstance(params, LoraParams) and params.model.startswith("inputs:"):
-        folder = params.model.removeprefix("inputs:").rstrip("/")
-        if not any(name.startswith(f"{folder}/") for name in names):
-            why = f"params.model names the folder {folder!r}, which is not among the [inputs]"
-            raise UsageError(Code.JOB_INVALID, why)
-    match params:
-        case ScriptParams(script=str(name)):
-            key = "script"
-        case MlpParams(data=str(name)) | LoraParams(data=name):
-            key = "data"
-        case _:
-            return
-    if name not in names:
-        listed = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
-        raise UsageError(Code.JOB_INVALID, f"params.{key} = {name!r} is not among the [inputs]: {listed}")

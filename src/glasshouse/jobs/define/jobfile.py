@@ -18,15 +18,30 @@ from glasshouse.attestation.roots.root_table import REACHABLE
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.define.excluded import ALWAYS_LEFT_OUT, Excluded
 from glasshouse.jobs.define.wanted import MACHINE, Wanted, wanted
-from glasshouse.jobs.owner.durations import Duration
+from glasshouse.jobs.owner.durations import duration
 from glasshouse.jobs.owner.files import read_bounded
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.policy import GROUP_EGRESS, Assurance, Floor, Profile
-from glasshouse.wire.record import LEFT_OUT, Record, items, text
-from glasshouse.workloads.fields import Choice, Field, Flag, Integer, Mapped, Table, Text, Texts, invalid, read
-from glasshouse.workloads.params import ENVIRONMENT, KINDS, ScriptParams, canonical
+from glasshouse.wire.record import LEFT_OUT, Record, items
+from glasshouse.wire.record import text as text_codec
+from glasshouse.wire.workloads import SCRIPT, WORKLOADS
+from glasshouse.workloads.builtin.script import ENVIRONMENT
+from glasshouse.workloads.fields import (
+    FLAG,
+    Field,
+    Kind,
+    choice,
+    integer,
+    invalid,
+    mapped,
+    read,
+    table,
+    text,
+    texts,
+)
+from glasshouse.workloads.registry import canonical
 
 MAX_JOB_BYTES = 1 << 20
 
@@ -40,36 +55,31 @@ class Deployment(Record, name="deployment"):
     releases: int = 1  # how many runtimes may be given the key
     valid_s: int = 24 * 3600  # for how long the broker may give it
     # Names of the installations that may be given the key; none for the one at hand alone.
-    reference: Annotated[tuple[str, ...], items(MAX_REFERENCES, text(64)), LEFT_OUT] = ()
+    reference: Annotated[tuple[str, ...], items(MAX_REFERENCES, text_codec(64)), LEFT_OUT] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Anything:
-    """A table that is checked elsewhere: by the workload."""
-
-    allowed = "a table"
-
-    def read(self, value: Any, path: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise ValueError
-        return value
+def _any_table(value: Any, _path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
 
 
+_ANYTHING = Kind("a table", {"type": "object"}, _any_table)  # checked elsewhere: by the workload
 _UNSET = Deployment()
 _POLICY = (
     # Neither has a default: what a run must prove is the owner's decision.
-    Field("assurance", Choice(tuple(level.value for level in Assurance)), "What must stand behind the evidence."),
+    Field("assurance", choice(*(level.value for level in Assurance)), "What must stand behind the evidence."),
     # `off` would be a package that anything may open.
-    Field("profile", Choice((Profile.STANDARD.value, Profile.STRICT.value)), "How much hardening a runtime must show."),
-    Field("egress", Texts(item=Text(), max_items=16), 'Peers of the worker; `["group"]`: a run\'s other machines.', ()),
-    Field("workspace", Choice(("memory", "disk")), "Of the worker's files, where nothing can be mounted.", "memory"),
-    Field("max_duration", Duration(limit_s=MAX_DURATION_S), "A longer run is wiped.", _UNSET.max_duration_s),
-    Field("lease", Duration(limit_s=MAX_LEASE_S), "A run without broker contact for so long is wiped.", _UNSET.lease_s),
-    Field("releases", Integer(low=1, high=MAX_RELEASES), "How many runtimes may be given the key.", _UNSET.releases),
-    Field("valid", Duration(limit_s=MAX_DURATION_S), "For how long the broker may give the key.", _UNSET.valid_s),
+    Field("profile", choice(Profile.STANDARD.value, Profile.STRICT.value), "How much hardening a runtime must show."),
+    Field("egress", texts(text(), max_items=16), 'Peers of the worker; `["group"]`: a run\'s other machines.', ()),
+    Field("workspace", choice("memory", "disk"), "Of the worker's files, where nothing can be mounted.", "memory"),
+    Field("max_duration", duration(MAX_DURATION_S), "A longer run is wiped.", _UNSET.max_duration_s),
+    Field("lease", duration(MAX_LEASE_S), "A run without broker contact for so long is wiped.", _UNSET.lease_s),
+    Field("releases", integer(1, MAX_RELEASES), "How many runtimes may be given the key.", _UNSET.releases),
+    Field("valid", duration(MAX_DURATION_S), "For how long the broker may give the key.", _UNSET.valid_s),
     Field(
         "reference",
-        Texts(item=Text(max_chars=64), words="names", max_items=MAX_REFERENCES),
+        texts(text(max_chars=64), words="names", max_items=MAX_REFERENCES),
         "Which installations may be given the key: names of `glasshouse reference`, and `this` for the one at hand; "
         "without any, that one alone.",
         (),
@@ -77,13 +87,13 @@ _POLICY = (
 )
 _CHUNKS = tuple(1 << bit for bit in range(MIN_CHUNK_BYTES.bit_length() - 1, MAX_CHUNK_BYTES.bit_length()))
 _PACKAGE = (
-    Field("suite", Choice(tuple(suite.value for suite in Suite)), "The bulk cipher.", Suite.AES_256_GCM.value),
-    Field("chunk_bytes", Choice(_CHUNKS), "Bytes sealed at once: a power of two.", DEFAULT_CHUNK_BYTES),
-    Field("backup", Texts(item=Text(), words="paths", max_items=7), "Other `owner.pub` files for key and outputs.", ()),
-    Field("follow_links", Flag(), "Whether links to regular files are inputs, wherever those files lie.", False),
+    Field("suite", choice(*(suite.value for suite in Suite)), "The bulk cipher.", Suite.AES_256_GCM.value),
+    Field("chunk_bytes", choice(*_CHUNKS), "Bytes sealed at once: a power of two.", DEFAULT_CHUNK_BYTES),
+    Field("backup", texts(text(), words="paths", max_items=7), "Other `owner.pub` files for key and outputs.", ()),
+    Field("follow_links", FLAG, "Whether links to regular files are inputs, wherever those files lie.", False),
     Field(
         "exclude",
-        Texts(item=Text(), words="gitignore patterns"),
+        texts(text(), words="gitignore patterns"),
         "What folders among the inputs do not bring along, from the job file's folder; besides "
         + ", ".join(f"`{pattern.rstrip('/')}`" for pattern in ALWAYS_LEFT_OUT)
         + " and our own runs and packages (`*.sealed`).",
@@ -91,24 +101,24 @@ _PACKAGE = (
     ),
 )
 FIELDS = (
-    Field("workload", Choice(tuple(sorted(KINDS))), "What is trained."),
-    Field("name", Text(max_chars=80), "A label for people, which stays here; by default the job file's name.", None),
-    Field("gate", Text(max_chars=300), "A gate, by name or URL; by default a broker on this machine.", None),
+    Field("workload", choice(*sorted(WORKLOADS)), "What is trained."),
+    Field("name", text(max_chars=80), "A label for people, which stays here; by default the job file's name.", None),
+    Field("gate", text(max_chars=300), "A gate, by name or URL; by default a broker on this machine.", None),
     Field(
         "inputs",
-        Mapped(
-            key=Text(form=r"[^\x00]*", words="a path"),
-            value=Text(form=r"[^\x00]*", words="a path: text", max_chars=4096),
+        mapped(
+            text(r"[^\x00]*", words="a path"),
+            text(r"[^\x00]*", words="a path: text", max_chars=4096),
             min_items=1,
             max_items=4096,
         ),
         "Name in the package = file or folder, beside the job file or below it.",
     ),
-    Field("params", Anything(), "What the workload takes.", {}),
+    Field("params", _ANYTHING, "What the workload takes.", {}),
     Field("env", ENVIRONMENT, "Environment of a script, sealed; what the loader or Python obeys is refused.", {}),
-    Field("policy", Table(_POLICY), "What a machine must show before it gets the key, and for how long."),
-    Field("package", Table(_PACKAGE), "The sealed file itself.", {}),
-    Field("machine", Table(MACHINE), "The machine to run on, and what it may cost; stays here.", {}),
+    Field("policy", table(*_POLICY), "What a machine must show before it gets the key, and for how long."),
+    Field("package", table(*_PACKAGE), "The sealed file itself.", {}),
+    Field("machine", table(*MACHINE), "The machine to run on, and what it may cost; stays here.", {}),
 )
 """Every key of a job file, but those of `[params]`, which the workload declares."""
 
@@ -217,6 +227,6 @@ def _policy(policy: Mapping[str, Any]) -> tuple[Floor, Deployment]:
 def _params(workload: str, params: dict[str, Any], env: Mapping[str, str]) -> dict[str, Json]:
     if "env" in params:
         raise invalid("params.env", "a table of its own: write [env]")
-    if env and workload != ScriptParams.KIND:
+    if env and workload != SCRIPT:
         raise invalid("env", "absent: it is for scripts, and this workload's settings are its [params]")
     return canonical(workload, params | {"env": dict(env)} if env else params)

@@ -10,24 +10,11 @@ from typing import Any
 
 from glasshouse.jobs.define.jobfile import FIELDS
 from glasshouse.jobs.define.jobschema import default_of
-from glasshouse.workloads.fields import Field, Table
-from glasshouse.workloads.params import TYPES
+from glasshouse.wire.workloads import SCRIPT
+from glasshouse.workloads.fields import Field, declared
+from glasshouse.workloads.registry import load
 
 _COMMENT_CHARS = 100
-
-_SCRIPT = """\
-# Any script: it finds its inputs where it runs, and what it writes to outputs/ comes back sealed.
-from pathlib import Path
-
-rows = Path("data.csv").read_text().splitlines()[1:]
-mean = sum(float(row.split(",")[0]) for row in rows) / len(rows)
-print(f"{len(rows)} rows")
-Path("outputs/mean.txt").write_text(f"{mean}\\n")
-"""
-_ROWS = "x,y,label\n" + "".join(f"{n / 10},{(n * 7 % 10) / 10},{int(n >= 16)}\n" for n in range(32))
-_RECORDS = "".join(
-    json.dumps({"instruction": f"What comes after {n}?", "output": str(n + 1)}) + "\n" for n in range(1, 33)
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,26 +25,16 @@ class Template:
     files: Mapping[str, str]  # the inputs that it names, by their names beside it
 
 
-_FILES: dict[str, dict[str, str]] = {
-    "lora": {"train.jsonl": _RECORDS},
-    "mlp": {"data.csv": _ROWS},
-    "script": {"train.py": _SCRIPT, "data.csv": _ROWS},
-}
-_PARAMS: dict[str, dict[str, Any]] = {
-    "lora": {"model": "config:qwen2-tiny", "data": "train.jsonl", "steps": 20},
-    "mlp": {"data": "data.csv", "epochs": 20},
-    "script": {"script": "train.py"},
-}
 _POLICY = {"assurance": "software", "profile": "standard", "max_duration": "1h"}
 
 
 def template(workload: str) -> Template:
-    """Return the job to begin with, for one of `params.KINDS`."""
-    files = _FILES[workload]
+    """Return the job to begin with, for one of `wire.workloads`."""
+    example, files = load(workload).EXAMPLE
     chosen: dict[str, Any] = {
         "workload": workload,
         "inputs": {name: name for name in files},
-        "params": _PARAMS[workload],
+        "params": example,
         "policy": _POLICY,
     }
     lines = [
@@ -66,12 +43,12 @@ def template(workload: str) -> Template:
         "",
     ]
     # At the top level of TOML, keys come before tables.
-    tables = {"inputs", "params", "env", *(field.name for field in FIELDS if isinstance(field.kind, Table))}
+    tables = {"inputs", "params", "env", *(field.name for field in FIELDS if field.kind.fields)}
     for field in FIELDS:
         if field.name not in tables:
             lines += [*_key(field, chosen), ""]
     for field in FIELDS:
-        if field.name in tables and not (field.name == "env" and workload != "script"):
+        if field.name in tables and not (field.name == "env" and workload != SCRIPT):
             lines += _table(field, chosen, workload)
     return Template(job="\n".join(lines).rstrip("\n") + "\n", files=files)
 
@@ -85,7 +62,7 @@ def _table(field: Field, chosen: Mapping[str, Any], workload: str) -> Iterator[s
     elif field.name == "env":
         yield '# WANDB_MODE = "offline"'
     else:
-        inner: Sequence[Field] = field.kind.fields if isinstance(field.kind, Table) else TYPES[workload].FIELDS
+        inner: Sequence[Field] = field.kind.fields or declared(load(workload).Params)
         for key in inner:
             yield from _key(key, given or {})
     yield ""

@@ -11,32 +11,32 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from glasshouse.jobs.owner.durations import Duration
+from glasshouse.jobs.owner.durations import duration
 from glasshouse.providers.rental.provider import Options
-from glasshouse.workloads.fields import Field, Flag, Integer, Number, Text, Texts
+from glasshouse.workloads.fields import FLAG, Field, integer, number, text, texts
 
 PROVIDERS = ("runpod", "vast", "slurm")
 """The providers that machines are rented from."""
 
 _MOST_S = 14 * 86400
-_USD = Number(low=0.001, high=100_000)
+_USD = number(0.001, 100_000)
 MACHINE = (
-    Field("on", Text(max_chars=300), "Where it runs without `--on`: a provider, or a machine's name.", None),
-    Field("gpu", Texts(item=Text(max_chars=64), max_items=16), "Kinds of GPU, any of them; all by default.", ()),
-    Field("gpus", Integer(low=0, high=16), "How many of one kind; 0 for a machine without.", 1),
-    Field("memory_gb", Integer(low=0, high=4096), "The machine's memory, at least, in GB.", 0),
-    Field("disk_gb", Integer(low=1, high=16384), "Room for the image, the package and what is trained, in GB.", 40),
-    Field("regions", Texts(item=Text(max_chars=64), max_items=64), "Where it may stand, in the provider's words.", ()),
+    Field("on", text(max_chars=300), "Where it runs without `--on`: a provider, or a machine's name.", None),
+    Field("gpu", texts(text(max_chars=64), max_items=16), "Kinds of GPU, any of them; all by default.", ()),
+    Field("gpus", integer(0, 16), "How many of one kind; 0 for a machine without.", 1),
+    Field("memory_gb", integer(0, 4096), "The machine's memory, at least, in GB.", 0),
+    Field("disk_gb", integer(1, 16384), "Room for the image, the package and what is trained, in GB.", 40),
+    Field("regions", texts(text(max_chars=64), max_items=64), "Where it may stand, in the provider's words.", ()),
     Field("most_per_hour", _USD, "The most that it may cost an hour, in US dollars; renting needs it.", None),
     Field("most_usd", _USD, "The most that the run may cost, in US dollars; renting needs it.", None),
-    Field("most_time", Duration(limit_s=_MOST_S), "The longest rental; the run ends in order before.", 4 * 3600),
-    Field("boot", Duration(limit_s=_MOST_S), "A machine not up by then is given back for the next offer.", 900),
-    Field("spot", Flag(), "Whether one will do that the provider may take back at any moment.", False),
-    Field("image", Text(form=r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", max_chars=255), "The container image, with sshd.", None),
-    Field("python", Text(form=r"[A-Za-z0-9._/~-]+", max_chars=255), "The image's interpreter with torch.", "python3"),
+    Field("most_time", duration(_MOST_S), "The longest rental; the run ends in order before.", 4 * 3600),
+    Field("boot", duration(_MOST_S), "A machine not up by then is given back for the next offer.", 900),
+    Field("spot", FLAG, "Whether one will do that the provider may take back at any moment.", False),
+    Field("image", text(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", max_chars=255), "The container image, with sshd.", None),
+    Field("python", text(r"[A-Za-z0-9._/~-]+", max_chars=255), "The image's interpreter with torch.", "python3"),
     Field(
         "login",
-        Text(
+        text(
             max_chars=300,
             form=r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9\[][A-Za-z0-9.:\[\]-]*",
             words="user@host:port",
@@ -46,11 +46,11 @@ MACHINE = (
     ),
     Field(
         "sbatch",
-        Texts(item=Text(form=r"--[a-z][ -~]*", max_chars=200, words="an option of sbatch"), max_items=32),
+        texts(text(r"--[a-z][ -~]*", max_chars=200, words="an option of sbatch"), max_items=32),
         "Of Slurm: further options, such as `--account=lab`; `regions` are its partitions.",
         (),
     ),
-    Field("bundle", Text(), "A file of `glasshouse runtime bundle`; by default one of this installation.", None),
+    Field("bundle", text(), "A file of `glasshouse runtime bundle`; by default one of this installation.", None),
 )
 """Every key of `[machine]`."""
 

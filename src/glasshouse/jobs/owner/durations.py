@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
 from typing import Any
 
+from glasshouse.workloads.fields import Kind, whole
+
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-FORM = r"([1-9][0-9]{0,6})([smhd])"
+_FORM = r"([1-9][0-9]{0,6})([smhd])"
 
 
 def parse_s(text: str) -> int | None:
     """Return whole seconds, or None for what is not a length of time."""
-    found = re.fullmatch(FORM, text)
+    found = re.fullmatch(_FORM, text)
     return int(found[1]) * _UNITS[found[2]] if found else None
 
 
@@ -43,18 +44,14 @@ def utc(time_us: int) -> str:
         return f"{time_us} µs after 1970"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Duration:
-    """A length of time, as `90s`, `10m`, `2h` or `7d`."""
+def duration(limit_s: int) -> Kind:
+    """A length of time, as `90s`, `10m`, `2h` or `7d`: at most `limit_s` seconds."""
 
-    limit_s: int  # the longest, in seconds
-
-    @property
-    def allowed(self) -> str:
-        return f"a time: text such as '90s', '10m', '2h' or '7d', at most {self.limit_s // 3600}h"
-
-    def read(self, value: Any, path: str) -> int:
+    def read(value: Any, _path: str) -> int:
         seconds = parse_s(value) if isinstance(value, str) else None
-        if seconds is None or seconds > self.limit_s:
+        if seconds is None or seconds > limit_s:
             raise ValueError
         return seconds
+
+    allowed = f"a time: text such as '90s', '10m', '2h' or '7d', at most {limit_s // 3600}h"
+    return Kind(allowed, {"type": "string", "pattern": whole(_FORM)}, read, format_text)

@@ -10,9 +10,10 @@ from glasshouse.jobs.owner.installation import install_command
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.package.read import Package
 from glasshouse.providers.place.base import Place
-from glasshouse.workloads.params import ScriptParams
-from glasshouse.workloads.params import parse as parse_params
-from glasshouse.workloads.requirements import FRAMEWORKS, lacking, missing_frameworks, old_driver
+from glasshouse.workloads.params import DeviceParams
+from glasshouse.workloads.registry import load, missing_frameworks
+from glasshouse.workloads.registry import parse as parse_params
+from glasshouse.workloads.requirements import lacking, old_driver
 
 __all__ = ["check_machine"]
 
@@ -34,8 +35,8 @@ def check_machine(package: Path, key: bytes, identity: Identity, place: Place | 
         opened = Package.open(stream, owner_signing=identity.signing.public)
         job, workload = opened.unlock(key).job, opened.manifest.workload
     params = parse_params(workload, job)
-    requirements = params.requirements if isinstance(params, ScriptParams) else ()
-    if not FRAMEWORKS.get(workload) and not requirements:
+    requirements: tuple[str, ...] = getattr(params, "requirements", ())
+    if not load(workload).FRAMEWORKS and not requirements:
         return
     installed = None if place is None else place.installed()
     name = "this machine" if place is None or installed is None else place.name
@@ -52,7 +53,7 @@ def check_machine(package: Path, key: bytes, identity: Identity, place: Place | 
             f"{name} lacks what the script requires: " + "; ".join(missing),
             hint=f"install it {where}, or take it out of requirements in [params] and seal the job again",
         )
-    if installed is not None and not isinstance(params, ScriptParams):
+    if installed is not None and isinstance(params, DeviceParams):
         _check_gpu(name, params.device, installed)
 
 

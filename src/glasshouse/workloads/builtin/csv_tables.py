@@ -7,20 +7,18 @@ import io
 import math
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from glasshouse.errors import Code, UsageError
 
-__all__ = ["Table", "read_csv"]
+__all__ = ["CsvTable", "read_csv"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class CsvTable(NamedTuple):
     """Features row by row, and one class for each row.
 
     Attributes:
-        features: row-major numbers, ``rows * width`` of them.
+        features: row-major numbers.
         width: features in a row.
         labels: the class of each row, an index into `classes`.
         classes: the label column's different values, sorted.
@@ -31,12 +29,8 @@ class Table:
     labels: array[int]
     classes: tuple[str, ...]
 
-    @property
-    def rows(self) -> int:
-        return len(self.labels)
 
-
-def read_csv(stream: BinaryIO, *, label: str | None, name: str) -> Table:
+def read_csv(stream: BinaryIO, *, label: str | None, name: str) -> CsvTable:
     """Read a table with a header line; every column but the label holds numbers.
 
     Args:
@@ -56,7 +50,7 @@ def read_csv(stream: BinaryIO, *, label: str | None, name: str) -> Table:
         text.detach()  # the stream is the caller's to close
 
 
-def _read(lines: Iterable[list[str]], label: str | None, name: str) -> Table:
+def _read(lines: Iterable[list[str]], label: str | None, name: str) -> CsvTable:
     rows = iter(lines)
     header = next(rows, [])
     if not header:
@@ -73,19 +67,16 @@ def _read(lines: Iterable[list[str]], label: str | None, name: str) -> Table:
             raise UsageError(
                 Code.JOB_INVALID, f"{name} line {number} has {len(row)} columns where the header has {len(header)}"
             )
-        found.append(row[at])
-        for column, text in enumerate(row):
-            if column != at:
-                features.append(_number(text, f"{name} line {number} column {header[column]!r}"))
+        found.append(row.pop(at))
+        for column, text in zip((*header[:at], *header[at + 1 :]), row, strict=True):
+            features.append(_number(text, f"{name} line {number} column {column!r}"))
     if not found:
         raise UsageError(Code.JOB_INVALID, f"{name} has no usable row: there is nothing below its header line")
     classes = tuple(sorted(set(found)))
     if len(classes) < 2:
         raise UsageError(Code.JOB_INVALID, f"{name} has fewer than two different values in the column {wanted!r}")
     index = {value: position for position, value in enumerate(classes)}
-    return Table(
-        features=features, width=len(header) - 1, labels=array("q", (index[value] for value in found)), classes=classes
-    )
+    return CsvTable(features, len(header) - 1, array("q", (index[value] for value in found)), classes)
 
 
 def _number(text: str, where: str) -> float:

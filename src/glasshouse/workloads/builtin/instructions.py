@@ -32,10 +32,12 @@ class Tokenizer(Protocol):
     pad_id: int
     end_id: int
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+        ...
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """The tokenizer of `config:` models: 0 pads, 1 ends, byte b of the text's UTF-8 is b + 2."""
 
     pad_id = 0
@@ -50,7 +52,7 @@ class ByteTokenizer:
         return bytes(i - self._FIRST_BYTE for i in ids if 0 <= i - self._FIRST_BYTE < 256).decode("utf-8", "ignore")
 
 
-class HubTokenizer:
+class HubTokenizer(Tokenizer):
     """A tokenizer that came with its model."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -97,87 +99,71 @@ def lines_of(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def encode_records(lines: Iterable[bytes], tokenizer: Tokenizer, *, max_length: int, name: str) -> Examples:
-    """Read records line by line; blank lines are passed over.
-
-    Raises:
-        UsageError: `job-invalid`, naming the line, or saying why no record is left to train on.
-    """
+    """Return records as token ids; raises as `check_records`."""
     found = Examples()
-    shortest = 0
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        prompt, answer = _texts(line, f"{name} line {number}")
-        prompt_ids = tokenizer.encode(prompt)
-        if len(prompt_ids) >= max_length:
-            shortest = min(len(prompt_ids), shortest or len(prompt_ids))
-            found.skipped += 1
-            continue
-        ids = (prompt_ids + tokenizer.encode(answer) + [tokenizer.end_id])[:max_length]
-        found.answers.append(len(found.ids) + len(prompt_ids))
-        found.ids.extend(ids)
+
+    def take(prompt: list[int], answer: str) -> None:
+        found.answers.append(len(found.ids) + len(prompt))
+        found.ids.extend((prompt + tokenizer.encode(answer) + [tokenizer.end_id])[:max_length])
         found.ends.append(len(found.ids))
-    if found.skipped and not found:
-        raise _all_too_long(name, found.skipped, max_length, shortest)
-    if not found:
-        raise _empty(name)
+
+    found.skipped = check_records(lines, tokenizer.encode, max_length=max_length, name=name, take=take)
     return found
 
 
 def check_records(
-    lines: Iterable[bytes], encode: Callable[[str], list[int]] | None, *, max_length: int, name: str
+    lines: Iterable[bytes],
+    encode: Callable[[str], list[int]] | None,
+    *,
+    max_length: int,
+    name: str,
+    take: Callable[[list[int], str], None] = lambda _prompt, _answer: None,
 ) -> int:
     """Check every record's form, and that one at least is short enough to train on.
 
     Args:
-        lines: as for `encode_records`.
+        lines: one record each; blank ones are passed over.
         encode: turns text into tokens as the run will, or raises ValueError; None leaves lengths unchecked.
-        max_length, name: as for `encode_records`.
+        max_length: in tokens.
+        name: what the input is called in errors.
+        take: gets the prompt's tokens and the answer of each record that is short enough.
 
     Returns:
-        How many records will be passed over, because no token of their answer would be left.
+        How many records are passed over, because no token of their answer would be left.
 
     Raises:
-        UsageError: as `encode_records`.
+        UsageError: `job-invalid`, naming the line, or saying why no record is left to train on.
     """
     records = skipped = shortest = 0
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        prompt, _ = _texts(line, f"{name} line {number}")
+        where = f"{name} line {number}"
+        prompt, answer = _texts(line, where)
         records += 1
-        if encode is not None:
-            length = _length(encode, prompt, f"{name} line {number}")
-            if length >= max_length:
-                skipped += 1
-                shortest = min(length, shortest or length)
+        if encode is None:
+            continue
+        try:
+            ids = encode(prompt)
+        except ValueError as error:
+            raise UsageError(
+                Code.JOB_INVALID, f"{where}: the model's tokenizer gives up on it: {error}", hint="take that record out"
+            ) from None
+        if len(ids) < max_length:
+            take(ids, answer)
+        else:
+            skipped += 1
+            shortest = min(len(ids), shortest or len(ids))
     if not records:
-        raise _empty(name)
+        raise UsageError(Code.JOB_INVALID, f"{name} has no usable record: it is empty", hint=_FORM)
     if skipped == records:
-        raise _all_too_long(name, skipped, max_length, shortest)
-    return skipped
-
-
-def _length(encode: Callable[[str], list[int]], text: str, where: str) -> int:
-    try:
-        return len(encode(text))
-    except ValueError as error:
         raise UsageError(
-            Code.JOB_INVALID, f"{where}: the model's tokenizer gives up on it: {error}", hint="take that record out"
-        ) from None
-
-
-def _empty(name: str) -> UsageError:
-    return UsageError(Code.JOB_INVALID, f"{name} has no usable record: it is empty", hint=_FORM)
-
-
-def _all_too_long(name: str, skipped: int, max_length: int, shortest: int) -> UsageError:
-    return UsageError(
-        Code.JOB_INVALID,
-        f"{name} has no usable record: all are too long ({skipped} of them); max_length is {max_length} "
-        f"tokens, and the shortest has {shortest} before its answer begins",
-        hint=f"raise max_length in [params] beyond {shortest}, with room for the answer",
-    )
+            Code.JOB_INVALID,
+            f"{name} has no usable record: all are too long ({skipped} of them); max_length is {max_length} "
+            f"tokens, and the shortest has {shortest} before its answer begins",
+            hint=f"raise max_length in [params] beyond {shortest}, with room for the answer",
+        )
+    return skipped
 
 
 def _texts(line: bytes, where: str) -> tuple[str, str]:

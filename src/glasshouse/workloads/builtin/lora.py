@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import importlib
-import math
-import sys
-import time
+import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from glasshouse.errors import Code, RunError
 from glasshouse.task.handle import Task
-from glasshouse.task.result import Result, decimal
-from glasshouse.workloads.params import LoraParams
+from glasshouse.task.result import Result
+from glasshouse.workloads.builtin.lora_params import LoraParams
+from glasshouse.workloads.params import Example, PlainFile
+from glasshouse.workloads.process.job_control import JobControl
 
-__all__ = ["run", "warm"]
+__all__ = ["EXAMPLE", "FRAMEWORKS", "Params", "examine", "run", "warm"]
+
+FRAMEWORKS = ("torch", "transformers", "peft", "safetensors")
+EXAMPLE = Example(
+    params={"model": "config:qwen2-tiny", "data": "train.jsonl", "steps": 20},
+    files={
+        "train.jsonl": "".join(
+            json.dumps({"instruction": f"What comes after {n}?", "output": str(n + 1)}) + "\n" for n in range(1, 33)
+        )
+    },
+)
+
+Params = LoraParams
 
 _IGNORED = -100  # the label that the loss passes over
+
+
+def examine(params: LoraParams, files: Mapping[str, PlainFile]) -> list[str]:
+    """Check model and records; raises as `registry.examine`."""
+    from glasshouse.workloads.builtin import model_files
+
+    notes = model_files.check_model(params.model, params.target_modules, files)
+    return notes + model_files.check_data(params.data, params.model, files, max_length=params.max_length)
 
 
 def warm() -> None:
@@ -30,7 +50,7 @@ def warm() -> None:
     _ = (transformers.AutoModelForCausalLM, transformers.AutoTokenizer, transformers.Qwen2ForCausalLM)
 
 
-def run(task: Task, params: LoraParams, _on_stop: Callable[[Callable[[], None]], None]) -> Result:
+def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     """Train an adapter and save it.
 
     Raises:
@@ -40,14 +60,13 @@ def run(task: Task, params: LoraParams, _on_stop: Callable[[Callable[[], None]],
     """
     import torch
 
-    from glasshouse.workloads.builtin import compute, models
+    from glasshouse.workloads.builtin import models, training
     from glasshouse.workloads.builtin.instructions import encode_records, lines_of
 
     # Addressed to peft's developers, not to the owner who reads the log.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    device = compute.choose(params.device)
-    (compute.fix if params.deterministic else compute.seed_only)(params.seed, threads=params.threads)
-    task.size(params.data)  # a missing input is said before the model is loaded
+    device = training.prepare(params)
+    task.size(params.data)  # a missing input is reported before the model is loaded
     model, tokenizer = models.base_model(task, params, device)
     with task.open(params.data) as lines:
         examples = encode_records(lines_of(lines), tokenizer, max_length=params.max_length, name=params.data)
@@ -58,95 +77,53 @@ def run(task: Task, params: LoraParams, _on_stop: Callable[[Callable[[], None]],
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
-    _say(
-        f"lora: {models.trainable(model):,} trainable parameters on {params.model} ({params.dtype}); "
-        f"{len(examples)} examples, {examples.skipped} skipped; {compute.describe(device)}"
+    training.log(
+        f"lora: {training.trainable(model):,} trainable parameters on {params.model} ({params.dtype}); "
+        f"{len(examples)} examples, {examples.skipped} skipped; {training.describe(device)}"
     )
     if params.slots is not None:
         lengths = {len(examples.example(index)[0]) for index in range(len(examples))}
         task.tokens_per_step = params.batch_size * lengths.pop() if len(lengths) == 1 else None
-    work = _Training(task, params, model, _batches(torch, examples, tokenizer.pad_id, params, device), device)
-    result = work.train()
-    weights = models.weights_bytes(model)
-    digest = task.save_bytes("adapter_model.safetensors", weights)
-    task.save_bytes("adapter_config.json", models.config_bytes(model))
-    _say(f"lora: adapter_model.safetensors sha256 {digest}")
-    return Result(
+    loop = _Loop(task, params, model, _batches(torch, examples, tokenizer.pad_id, params, device))
+    result = training.loop(
+        task,
+        device,
         unit="step",
-        done=result.done,
-        elapsed_us=result.elapsed_us,
-        stop_reason=result.stop_reason,
-        loss_first=result.loss_first,
-        loss_final=result.loss_final,
-        trainable=models.trainable(model),
-        digests={"adapter": digest},
+        count=params.steps,
+        seconds=params.seconds,
+        step=loop.step,
+        after=loop.after,
+        check=loop.check,
     )
+    digest = task.save_bytes("adapter_model.safetensors", models.weights_bytes(model))
+    task.save_bytes("adapter_config.json", models.config_bytes(model))
+    training.log(f"lora: adapter_model.safetensors sha256 {digest}")
+    return replace(result, trainable=training.trainable(model), digests={"adapter": digest})
 
 
-class _Training:
-    """The loop. Losses are looked at one step late: a GPU is never waited for with nothing left to do."""
+class _Loop:
+    """One job's steps. Losses are checked one step late: a GPU is never waited for with nothing left to do."""
 
-    def __init__(
-        self, task: Task, params: LoraParams, model: Any, batches: Iterator[dict[str, Any]], device: Any
-    ) -> None:
+    def __init__(self, task: Task, params: LoraParams, model: Any, batches: Iterator[dict[str, Any]]) -> None:
         import torch
 
         from glasshouse.workloads.measurement import phases
 
         self._phase = phases.ranges(params.profile)
-        self._task, self._params, self._model, self._batches, self._device = task, params, model, batches, device
-        self._torch = torch
+        self._task, self._params, self._model, self._batches = task, params, model, batches
+        self._clip = torch.nn.utils.clip_grad_norm_
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(self._trained, lr=params.learning_rate, weight_decay=params.weight_decay)
+        self._loss: Any = None
 
-    def train(self) -> Result:
-        """Train until a target is reached or the owner stops the job."""
-        from glasshouse.workloads.builtin import compute
-
-        task, params = self._task, self._params
-        task.progress(0, params.steps)
-        compute.wait(self._device)
-        started = time.perf_counter()
-        first: Any = None
-        loss: Any = None
-        done, reason = 0, "steps"
-        while params.steps is None or done < params.steps:
-            if task.should_stop():
-                reason = task.stop_reason
-                break
-            if params.seconds is not None and time.perf_counter() - started >= params.seconds:
-                reason = "time"
-                break
-            before, loss = loss, self._step(done)
-            done += 1
-            self._check(before, done - 1)
-            first = loss if first is None else first
-            task.progress(done, params.steps, loss)
-            if params.checkpoint_every and done % params.checkpoint_every == 0:
-                self._check(loss, done)
-                with self._phase("checkpoint"):
-                    self._checkpoint(done)
-        self._check(loss, done)
-        compute.wait(self._device)
-        elapsed_us = int((time.perf_counter() - started) * 1e6)
-        task.progress(done, done, loss)
-        return Result(
-            unit="step",
-            done=done,
-            elapsed_us=elapsed_us,
-            stop_reason=reason,
-            loss_first=None if first is None else decimal(first),
-            loss_final=None if loss is None else decimal(loss),
-        )
-
-    def _step(self, done: int) -> Any:
+    def step(self, done: int) -> Any:
         params = self._params
-        if done < params.warmup_steps:
+        if done <= params.warmup_steps:
+            warming = done < params.warmup_steps
             for group in self._optimizer.param_groups:
-                group["lr"] = params.learning_rate * (done + 1) / params.warmup_steps
-        elif done == params.warmup_steps:
-            for group in self._optimizer.param_groups:
-                group["lr"] = params.learning_rate
+                group["lr"] = (
+                    params.learning_rate * (done + 1) / params.warmup_steps if warming else params.learning_rate
+                )
         with self._phase("data"):
             batch = next(self._batches)
         with self._phase("forward"):
@@ -155,23 +132,28 @@ class _Training:
             loss.backward()
         with self._phase("optimizer"):
             if params.gradient_clip:
-                self._torch.nn.utils.clip_grad_norm_(self._trained, params.gradient_clip)
+                self._clip(self._trained, params.gradient_clip)
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        self.check(self._loss, done)
+        self._loss = loss.detach()
+        return self._loss
 
-    def _check(self, loss: Any, step: int) -> None:
-        if loss is not None and self._params.fail_on_nonfinite and not math.isfinite(float(loss)):
-            raise RunError(
-                Code.NONFINITE_LOSS,
-                f"the loss of step {step} is not a finite number",
-                hint="lower learning_rate, or look at the data; fail_on_nonfinite = false goes on regardless",
-            )
-
-    def _checkpoint(self, done: int) -> None:
+    def after(self, done: int, loss: Any, _reported: bool) -> None:
         from glasshouse.workloads.builtin import models
 
-        self._task.checkpoint(f"checkpoints/step-{done}/adapter_model.safetensors", models.weights_bytes(self._model))
+        if self._params.checkpoint_every and done % self._params.checkpoint_every == 0:
+            self.check(loss, done)
+            with self._phase("checkpoint"):
+                name = f"checkpoints/step-{done}/adapter_model.safetensors"
+                self._task.checkpoint(name, models.weights_bytes(self._model))
+
+    def check(self, loss: Any, step: int) -> None:
+        from glasshouse.workloads.builtin.training import check_finite
+
+        if self._params.fail_on_nonfinite:
+            hint = "lower learning_rate, or look at the data; fail_on_nonfinite = false goes on regardless"
+            check_finite(loss, f"step {step}", hint)
 
 
 def _batches(torch: Any, examples: Any, pad_id: int, params: LoraParams, device: Any) -> Iterator[dict[str, Any]]:
@@ -183,22 +165,15 @@ def _batches(torch: Any, examples: Any, pad_id: int, params: LoraParams, device:
             waiting += torch.randperm(len(examples), generator=order).tolist()
         chosen, waiting = waiting[: params.batch_size], waiting[params.batch_size :]
         rows = [examples.example(index) for index in chosen]
-        longest = max(len(ids) for ids, _ in rows)
-        ids = torch.full((len(rows), longest), pad_id, dtype=torch.long)
-        labels = torch.full((len(rows), longest), _IGNORED, dtype=torch.long)
-        mask = torch.zeros((len(rows), longest), dtype=torch.long)
+        shape = (len(rows), max(len(ids) for ids, _ in rows))
+        ids = torch.full(shape, pad_id, dtype=torch.long)
+        labels = torch.full(shape, _IGNORED, dtype=torch.long)
+        mask = torch.zeros(shape, dtype=torch.long)
         for row, (tokens, prompt) in enumerate(rows):
             values = torch.tensor(tokens, dtype=torch.long)
             ids[row, : len(tokens)] = values
             mask[row, : len(tokens)] = 1
             start = prompt if params.answers_only else 0
             labels[row, start : len(tokens)] = values[start:]
-        yield {
-            "input_ids": ids.to(device, non_blocking=True),
-            "attention_mask": mask.to(device, non_blocking=True),
-            "labels": labels.to(device, non_blocking=True),
-        }
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - the sealed log
+        batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+        yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

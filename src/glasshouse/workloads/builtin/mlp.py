@@ -5,18 +5,52 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-import math
-import sys
-import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple
 
-from glasshouse.errors import Code, RunError
 from glasshouse.task.handle import Task
-from glasshouse.task.result import Result, decimal
-from glasshouse.workloads.params import MlpParams
+from glasshouse.task.result import Result
+from glasshouse.workloads.fields import choice, integer, needs, number
+from glasshouse.workloads.params import COUNT, NAME, SECONDS, DeviceParams, Example, PlainFile
+from glasshouse.workloads.process.job_control import JobControl
 
-__all__ = ["run", "warm"]
+__all__ = ["EXAMPLE", "FRAMEWORKS", "MlpParams", "Params", "examine", "run", "warm"]
+
+FRAMEWORKS = ("torch",)
+EXAMPLE = Example(
+    params={"data": "data.csv", "epochs": 20},
+    files={
+        "data.csv": "x,y,label\n" + "".join(f"{n / 10},{(n * 7 % 10) / 10},{int(n >= 16)}\n" for n in range(32)),
+    },
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpParams(DeviceParams):
+    """Parameters of `mlp`."""
+
+    RULES = (needs("label", "data"), *DeviceParams.RULES)
+    TARGET = ("epochs", 200)
+    INPUTS = ("data",)
+
+    data: Annotated[
+        str | None, NAME, "Input with a CSV table with a header line; without it the data is synthetic."
+    ] = None
+    label: Annotated[str | None, NAME, "Its column to predict; the last one by default."] = None
+    synthetic_rows: Annotated[int, integer(2, 10**8), "Rows of synthetic data."] = 4096
+    synthetic_features: Annotated[int, integer(1, 10**5), "Columns of synthetic data."] = 32
+    synthetic_classes: Annotated[int, integer(2, 10**4), "Classes of synthetic data."] = 2
+    held_out: Annotated[float, number(0.0, 0.9), "Share of the rows kept to report accuracy on."] = 0.0
+    width: Annotated[int, integer(1, 10**6), "Units of a hidden layer."] = 64
+    depth: Annotated[int, integer(1, 1000), "Hidden layers."] = 2
+    epochs: Annotated[int | None, COUNT, "When to stop; 200 where neither this nor `seconds` is given."] = None
+    seconds: Annotated[float | None, SECONDS, "When to stop, if that comes first."] = None
+    learning_rate: Annotated[float, number(1e-9, 100.0), "Of Adam."] = 1e-3
+    dtype: Annotated[str, choice("float32", "bfloat16"), "Of weights and data."] = "float32"
+
+
+Params = MlpParams
 
 
 class Data(NamedTuple):
@@ -29,13 +63,23 @@ class Data(NamedTuple):
     classes: int
 
 
+def examine(params: MlpParams, files: Mapping[str, PlainFile]) -> list[str]:
+    """Read the table as the run will; raises as `csv_tables.read_csv`."""
+    from glasshouse.workloads.builtin.csv_tables import read_csv
+
+    if params.data is not None:
+        with files[params.data].open() as stream:
+            read_csv(stream, label=params.label, name=params.data)
+    return []
+
+
 def warm() -> None:
     """Import PyTorch, with the part that an optimiser's first step loads."""
     for name in ("torch._dynamo", "safetensors.torch"):
         importlib.import_module(name)
 
 
-def run(task: Task, params: MlpParams, _on_stop: Callable[[Callable[[], None]], None]) -> Result:
+def run(task: Task, params: MlpParams, _control: JobControl) -> Result:
     """Train, save ``model.safetensors`` and ``metrics.json``.
 
     Raises:
@@ -45,54 +89,32 @@ def run(task: Task, params: MlpParams, _on_stop: Callable[[Callable[[], None]], 
     """
     from safetensors.torch import save
 
-    from glasshouse.workloads.builtin import compute
+    from glasshouse.workloads.builtin import training
 
-    device = compute.choose(params.device)
-    (compute.fix if params.deterministic else compute.seed_only)(params.seed, threads=params.threads)
+    device = training.prepare(params)
     data = _data(task, params, device)
     model = _model(params, data).to(device)
-    _say(f"mlp: {data.train_x.shape[0]} rows of {data.train_x.shape[1]} features; {compute.describe(device)}")
+    training.log(f"mlp: {data.train_x.shape[0]} rows of {data.train_x.shape[1]} features; {training.describe(device)}")
     result = _train(task, params, model, data, device)
     weights = save({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
     digest = task.save_bytes("model.safetensors", weights)
     metrics = _metrics(model, data, result)
     task.save_bytes("metrics.json", (json.dumps(metrics, indent=2, sort_keys=True) + "\n").encode())
-    _say(f"mlp: {json.dumps(metrics, sort_keys=True)}")
-    return Result(
-        unit="epoch",
-        done=result.done,
-        elapsed_us=result.elapsed_us,
-        stop_reason=result.stop_reason,
-        loss_first=result.loss_first,
-        loss_final=result.loss_final,
-        trainable=sum(parameter.numel() for parameter in model.parameters()),
-        digests={"model": digest},
-    )
+    training.log(f"mlp: {json.dumps(metrics, sort_keys=True)}")
+    return replace(result, trainable=training.trainable(model), digests={"model": digest})
 
 
 def _train(task: Task, params: MlpParams, model: Any, data: Data, device: Any) -> Result:
     import torch
 
-    from glasshouse.workloads.builtin import compute
+    from glasshouse.workloads.builtin import training
     from glasshouse.workloads.measurement import phases
 
     phase = phases.ranges(params.profile)
     optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate)
     measure = torch.nn.CrossEntropyLoss()
-    task.progress(0, params.epochs, unit="epoch")
-    compute.wait(device)
-    started = time.perf_counter()
-    deadline = math.inf if params.seconds is None else time.perf_counter() + params.seconds
-    first: Any = None
-    loss: Any = None
-    done, reason = 0, "steps"
-    while params.epochs is None or done < params.epochs:
-        if task.should_stop():
-            reason = task.stop_reason
-            break
-        if time.perf_counter() >= deadline:
-            reason = "time"
-            break
+
+    def step(_done: int) -> Any:
         with phase("forward"):
             loss = measure(model(data.train_x).float(), data.train_y)
         with phase("backward"):
@@ -100,31 +122,26 @@ def _train(task: Task, params: MlpParams, model: Any, data: Data, device: Any) -
         with phase("optimizer"):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        done += 1
-        loss = loss.detach()
-        first = loss if first is None else first
+        return loss.detach()
+
+    def check(loss: Any, done: int) -> None:
+        training.check_finite(loss, f"epoch {done}", "lower learning_rate")
+
+    def after(done: int, loss: Any, reported: bool) -> None:
         # The loss is looked at when it is reported, about once a second: looking waits for the GPU.
-        if task.progress(done, params.epochs, loss, unit="epoch"):
-            _check(loss, done)
-    compute.wait(device)
-    elapsed_us = int((time.perf_counter() - started) * 1e6)
-    _check(loss, done)
-    task.progress(done, done, loss, unit="epoch")
-    return Result(
+        if reported:
+            check(loss, done)
+
+    return training.loop(
+        task,
+        device,
         unit="epoch",
-        done=done,
-        elapsed_us=elapsed_us,
-        stop_reason=reason,
-        loss_first=None if first is None else decimal(first),
-        loss_final=None if loss is None else decimal(loss),
+        count=params.epochs,
+        seconds=params.seconds,
+        step=step,
+        after=after,
+        check=check,
     )
-
-
-def _check(loss: Any, epoch: int) -> None:
-    if loss is not None and not math.isfinite(float(loss)):
-        raise RunError(
-            Code.NONFINITE_LOSS, f"the loss of epoch {epoch} is not a finite number", hint="lower learning_rate"
-        )
 
 
 def _model(params: MlpParams, data: Data) -> Any:
@@ -150,21 +167,14 @@ def _data(task: Task, params: MlpParams, device: Any) -> Data:
     else:
         with task.open(params.data) as stream:
             table = read_csv(stream, label=params.label, name=params.data)
-        x = torch.frombuffer(table.features, dtype=torch.float64).view(table.rows, table.width).float()
+        x = torch.frombuffer(table.features, dtype=torch.float64).view(-1, table.width).float()
         y, classes = torch.frombuffer(table.labels, dtype=torch.int64).clone(), len(table.classes)
     order = torch.randperm(x.shape[0], generator=generator)
     held = min(round(x.shape[0] * params.held_out), x.shape[0] - 1)
     held_rows, rows = order[:held], order[held:]
     mean, spread = x[rows].mean(dim=0), x[rows].std(dim=0, correction=0).clamp_min(1e-8)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[params.dtype]
-    x = ((x - mean) / spread).to(dtype)
-    return Data(
-        train_x=x[rows].to(device),
-        train_y=y[rows].to(device),
-        held_x=x[held_rows].to(device),
-        held_y=y[held_rows].to(device),
-        classes=classes,
-    )
+    x = ((x - mean) / spread).to(getattr(torch, params.dtype))
+    return Data(x[rows].to(device), y[rows].to(device), x[held_rows].to(device), y[held_rows].to(device), classes)
 
 
 def _metrics(model: Any, data: Data, result: Result) -> dict[str, Any]:
@@ -184,7 +194,3 @@ def _metrics(model: Any, data: Data, result: Result) -> dict[str, Any]:
         "loss_first": result.loss_first,
         "loss_final": result.loss_final,
     }
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - the sealed log

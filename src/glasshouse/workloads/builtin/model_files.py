@@ -1,21 +1,33 @@
-"""Models by their files, without a framework: what of a packed folder is its model, and built-in architectures."""
+"""Models by their files, without a framework: the built-in architectures, and the checks of a packed model and data.
+
+Law: what is refused here would end the run after the key was released; nothing of the owner's is executed.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
-from collections.abc import Callable
-from pathlib import PurePosixPath
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from glasshouse.errors import Code, UsageError
+from glasshouse.errors import Code, FormatError, UsageError
+from glasshouse.package.safetensors import Layout
+from glasshouse.workloads.builtin import instructions
+from glasshouse.workloads.params import PlainFile
 
-__all__ = ["LINEAR", "QWEN2", "SIDE_FILES", "weight_files"]
+__all__ = ["LINEAR", "QWEN2", "SIDE_FILES", "check_data", "check_model", "weight_files"]
 
 SIDE_FILES = (".json", ".txt", ".model", ".jinja")
 """Endings of what belongs to a model beside its weights."""
-_MAX_INDEX_BYTES = 64 << 20
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
+_MAX_INDEX_BYTES = 64 << 20
+_MAX_CONFIG_BYTES = 1 << 20
+_MAX_TOKENIZER_BYTES = 256 << 20
+_MOST_LAYERS = 100_000  # transformers makes a list as long as the number of layers that a configuration has
+_MOST_NAMED = 12
 
 # Dimensions: the models' own ``config.json`` as published for Qwen2.5-0.5B and Qwen2.5-7B.
 _SHARED: dict[str, Any] = {
@@ -98,9 +110,168 @@ def weight_files(open_file: Callable[[str], BinaryIO], prefix: str, names: list[
     return wanted
 
 
+def check_model(model: str, targets: tuple[str, ...], files: Mapping[str, PlainFile]) -> list[str]:
+    """Check that a model can be loaded and has the layers of an adapter; return what could not be checked here.
+
+    Args:
+        model: ``config:NAME``, ``inputs:FOLDER``, or a hub id that is none of the files.
+        targets: the layers' names.
+        files: what will be packed.
+
+    Raises:
+        UsageError: `job-invalid` or `file-missing`.
+    """
+    if model.startswith("config:"):
+        _check_targets(targets, set(LINEAR), model)
+        return []
+    folder = _folder(model)
+    names = [name for name in files if name.startswith(f"{folder}/")]
+    if not names:
+        raise UsageError(Code.JOB_INVALID, f"params.model names the folder {folder!r}, which is not among the [inputs]")
+    notes = _check_config(folder, files)
+    layers = {"lm_head"}  # which may share the embedding's weights, and has none of its own
+    for name in weight_files(lambda name: files[name].open(), f"{folder}/", names):
+        layers |= _layers(name, files[name])
+    _check_targets(targets, layers, folder)
+    return notes
+
+
+def check_data(data: str, model: str, files: Mapping[str, PlainFile], *, max_length: int) -> list[str]:
+    """Check an input of records; return what could not be checked here and what is passed over.
+
+    Raises:
+        UsageError: as `instructions.check_records`.
+    """
+    encode, note = _encoder(data, model, files)
+    with files[data].open() as lines:
+        skipped = instructions.check_records(instructions.lines_of(lines), encode, max_length=max_length, name=data)
+    passed_over = (
+        f"{data}: {skipped} records are passed over, for before their answer begins they have max_length = "
+        f"{max_length} tokens already"
+    )
+    return [*([note] if note else []), *([passed_over] if skipped else [])]
+
+
+def _encoder(data: str, model: str, files: Mapping[str, PlainFile]) -> tuple[Callable[[str], list[int]] | None, str]:
+    """Return what turns text into tokens as the run will; None where this machine cannot, and a note of that."""
+    if model.startswith("config:"):
+        return instructions.ByteTokenizer().encode, ""
+    unchecked = f"the lengths of {data}'s records were not checked against max_length: "
+    name = f"{_folder(model)}/tokenizer.json"
+    if name not in files or files[name].bytes > _MAX_TOKENIZER_BYTES:
+        return None, unchecked + f"the model has no {name}"
+    if importlib.util.find_spec("tokenizers") is None:
+        return None, unchecked + "the distribution 'tokenizers' is not installed here"
+    from tokenizers import Tokenizer
+
+    with files[name].open() as stream:
+        content = stream.read()
+    try:
+        found = Tokenizer.from_buffer(content)
+    except Exception as error:  # what its parser raises has no type of its own
+        raise UsageError(Code.JOB_INVALID, f"{name} is no tokenizer: {str(error).splitlines()[0]}") from None
+
+    def encode(text: str) -> list[int]:
+        try:
+            return list(found.encode(text, add_special_tokens=False).ids)
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:  # a panic of its parser is no Exception
+            raise ValueError(str(error).splitlines()[0]) from None
+
+    return encode, ""
+
+
+def _folder(model: str) -> str:
+    return model.removeprefix("inputs:").strip("/")
+
+
 def _shards(stream: BinaryIO, index: str) -> list[str]:
     try:
         shards = set(json.loads(stream.read(_MAX_INDEX_BYTES))["weight_map"].values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise UsageError(Code.JOB_INVALID, f"{index} is no index of weights") from None
     return sorted(map(str, shards))
+
+
+def _check_config(folder: str, files: Mapping[str, PlainFile]) -> list[str]:
+    name = f"{folder}/config.json"
+    if name not in files:
+        raise UsageError(
+            Code.FILE_MISSING, f"the folder {folder!r} of params.model has no config.json, so it is no model"
+        )
+    try:
+        with files[name].open() as stream:
+            config = json.loads(stream.read(_MAX_CONFIG_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(Code.JOB_INVALID, f"{name} is not JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise UsageError(Code.JOB_INVALID, f"{name} has no model_type, so it is no model that transformers can load")
+    for key, value in config.items():
+        if "layer" in key and isinstance(value, int) and value > _MOST_LAYERS:
+            raise UsageError(Code.JOB_INVALID, f"{name}: {key} is {value}, more than any model has")
+    if importlib.util.find_spec("transformers") is None:
+        return [f"{name} was read and not tried: transformers is not installed here"]
+    _load_config(folder, config)
+    return []
+
+
+def _load_config(folder: str, config: dict[str, Any]) -> None:
+    """Have transformers read a model's configuration, as the run will."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch, "config.json").write_text(json.dumps(config))
+        try:
+            found = AutoConfig.from_pretrained(scratch, trust_remote_code=False)
+        except Exception as error:  # each architecture checks its own settings in its own way
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UsageError(
+                Code.JOB_INVALID, f"{folder}/config.json is no model that transformers can load: {why}"
+            ) from None
+    if found.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UsageError(
+            Code.JOB_INVALID, f"{folder}/config.json: a model of the type {found.model_type!r} writes no text"
+        )
+
+
+def _layers(name: str, file: PlainFile) -> set[str]:
+    """Return the names, without their place, of the modules in a file whose weights are matrices."""
+    with file.open() as stream:
+        try:
+            spans = Layout.parse(_Seekable(stream, file.bytes)).tensors
+        except FormatError as error:
+            raise UsageError(Code.JOB_INVALID, f"{name} is not valid safetensors: {error.message}") from None
+    return {
+        span.name.removesuffix(".weight").rpartition(".")[2]
+        for span in spans
+        if span.name.endswith(".weight") and len(span.shape) == 2
+    }
+
+
+def _check_targets(targets: tuple[str, ...], layers: set[str], where: str) -> None:
+    # A target is a layer's name, or the end of its path.
+    missing = [target for target in targets if target.rpartition(".")[2] not in layers]
+    if missing:
+        known = sorted(layers)
+        more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+        raise UsageError(
+            Code.JOB_INVALID,
+            f"params.target_modules: the model {where!r} has no layers named {', '.join(map(repr, missing))}",
+            hint=f"it has: {', '.join(known[:_MOST_NAMED])}{more}",
+        )
+
+
+class _Seekable:
+    """A plain file as what a `Layout` is read from."""
+
+    def __init__(self, stream: BinaryIO, size: int) -> None:
+        self._stream, self.size = stream, size
+
+    def read_into(self, offset: int, destination: Any, /) -> int:
+        self._stream.seek(offset)
+        view = memoryview(destination)
+        data = self._stream.read(len(view))
+        view[: len(data)] = data
+        return len(data)

@@ -17,11 +17,11 @@ from glasshouse.errors import Code, GlasshouseError, PlatformError, UsageError
 from glasshouse.task.handle import Task
 from glasshouse.workloads.builtin import weights
 from glasshouse.workloads.builtin.instructions import ByteTokenizer, HubTokenizer, Tokenizer
+from glasshouse.workloads.builtin.lora_params import LoraParams
 from glasshouse.workloads.builtin.model_files import QWEN2, SIDE_FILES, weight_files
-from glasshouse.workloads.params import LoraParams
 from glasshouse.workloads.process import environment
 
-__all__ = ["attach", "base_model", "config_bytes", "random_model", "trainable", "weights_bytes"]
+__all__ = ["attach", "base_model", "config_bytes", "random_model", "weights_bytes"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -142,11 +142,6 @@ def attach(model: Any, params: LoraParams) -> Any:
         raise UsageError(
             Code.JOB_INVALID, f"params.target_modules: the model has no linear layers named {params.target_modules}"
         ) from error
-
-
-def trainable(model: Any) -> int:
-    """Return the number of parameters that training changes."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def weights_bytes(model: Any) -> bytes:

@@ -1,65 +1,172 @@
 """`script`: the owner's own training script, unmodified, in the in-memory workspace.
 
-The inputs lie as plain files in the working directory; what the script writes into the output folder
-leaves sealed at the end. Its standard output and error are the sealed log.
+The inputs lie as plain files in the working directory; what the script writes into the output folder leaves sealed at
+the end. Its standard output and error are the sealed log.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import io
+import itertools
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Self
 
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
-from glasshouse.workloads.builtin import interpreter
-from glasshouse.workloads.params import ScriptParams
-from glasshouse.workloads.process import environment
-from glasshouse.workloads.requirements import lacking
+from glasshouse.workloads.fields import FLAG, Field, exactly_one, integer, invalid, mapped, read, text, texts
+from glasshouse.workloads.params import NAME, Example, PlainFile
+from glasshouse.workloads.params import Params as Common
+from glasshouse.workloads.process import environment, interpreter
+from glasshouse.workloads.process.job_control import JobControl
+from glasshouse.workloads.requirements import REQUIREMENT, lacking
 
-__all__ = ["Conclude", "Script", "check_requirements", "prepare", "train"]
+__all__ = [
+    "ENVIRONMENT",
+    "EXAMPLE",
+    "FRAMEWORKS",
+    "Params",
+    "ScriptParams",
+    "check_requirements",
+    "examine",
+    "prepare",
+    "run",
+    "train",
+    "warm",
+]
 
+FRAMEWORKS = ()
+EXAMPLE = Example(
+    params={"script": "train.py"},
+    files={
+        "train.py": """\
+# Any script: it finds its inputs where it runs, and what it writes to outputs/ comes back sealed.
+from pathlib import Path
+
+rows = Path("data.csv").read_text().splitlines()[1:]
+mean = sum(float(row.split(",")[0]) for row in rows) / len(rows)
+print(f"{len(rows)} rows")
+Path("outputs/mean.txt").write_text(f"{mean}\\n")
+""",
+        "data.csv": "x,y,label\n" + "".join(f"{n / 10},{(n * 7 % 10) / 10},{int(n >= 16)}\n" for n in range(32)),
+    },
+)
+
+# What the loader, the interpreter, the C library and the ciphers' library obey, and what is Glasshouse's own.
+_REFUSED = (
+    r"(?!(?:LD_|DYLD_|GLIBC_|MALLOC_|PYTHON|GLASSHOUSE_)|(?:GCONV_PATH|LOCPATH|NLSPATH|SSLKEYLOGFILE"
+    r"|OPENSSL_(?:CONF|CONF_INCLUDE|ENGINES|MODULES)|BASH_ENV|ENV)$)"
+)
+ENVIRONMENT = mapped(
+    text(
+        _REFUSED + r"[A-Za-z_][A-Za-z0-9_]*",
+        "a name of letters, digits and _ that neither the loader (LD_, DYLD_, GLIBC_, MALLOC_, OPENSSL_, …) nor "
+        "Python (PYTHON) obeys and that is not Glasshouse's own (GLASSHOUSE_)",
+        max_chars=128,
+    ),
+    text(r"[^\x00]*", "a text of at most 4096 characters", min_chars=0, max_chars=4096),
+)
+"""Environment variables of a script."""
+
+_MODULE = text(r"(?!.*\.py$)[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*", "a module's name, as pkg.train")
+# Parts that are neither `.` nor `..`, a slash at the end or none.
+_PART = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f\\]+"
+_FOLDER = text(rf"{_PART}(?:/{_PART})*/?", "a folder inside the working directory", max_chars=100)
 # A run that is stopped is given five seconds to its end; what is written until then comes back.
 _ENDING_S = 2.5
 
-Conclude: TypeAlias = Callable[[Task, Result | RunError], int]
-"""Reports the end of a script that ends its process itself, and returns the status to end it with."""
 
+@dataclass(frozen=True, kw_only=True)
+class ScriptParams(Common):
+    """Parameters of `script`.
 
-class Script:
-    """The workload `script` in one process.
-
-    Args:
-        conclude: called when the script ends this process.
+    Attributes:
+        env: environment variables; in the job file a table of its own, sealed with the parameters.
     """
 
-    def __init__(self, conclude: Conclude) -> None:
-        self._conclude = conclude
+    RULES = (exactly_one("script", "module"), *Common.RULES)
+    INPUTS = ("script",)
 
-    def warm(self) -> None:
-        """Nothing: what a script imports is its own affair and part of its own time."""
+    script: Annotated[str | None, NAME, "The input to run, by its name in the package."] = None
+    module: Annotated[str | None, _MODULE, "The module to run, as `python -m` does from the folder of the inputs."] = (
+        None
+    )
+    arguments: Annotated[
+        tuple[str, ...], texts(text(r"[^\x00]*", "a text", min_chars=0, max_chars=4096)), "Its command line."
+    ] = ()
+    requirements: Annotated[
+        tuple[str, ...],
+        texts(
+            text(rf"\s*{REQUIREMENT}", "a distribution's name with versions, as name>=1.2,<2"),
+            "distributions with versions",
+        ),
+        "Distributions that must be installed, as `name` or `name>=1.2,<2`; checked before anything runs.",
+    ] = ()
+    outputs: Annotated[
+        tuple[str, ...],
+        texts(_FOLDER, "folders", min_items=1, max_items=16, distinct=True),
+        "Folders, relative to the working directory, whose files come back; what is written elsewhere is lost, and "
+        "the summary says so. Of several, each file comes back under its folder's name.",
+    ] = ("outputs/",)
+    allow_pickle: Annotated[bool, FLAG, "Let outputs be pickles, which run code when they are loaded."] = False
+    max_restarts: Annotated[
+        int,
+        integer(0, 100),
+        "How often all ranks begin again after one failed; for a job with `--ranks` alone.",
+    ] = 0
+    env: Mapping[str, str] = field(default_factory=dict)
 
-    def run(self, task: Task, params: ScriptParams, on_stop: Callable[[Callable[[], None]], None]) -> Result:
-        """Lay the inputs out, run the script, and report what it said last.
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        # Checked again here, where they are set.
+        env = read((Field("env", ENVIRONMENT, "", {}),), {k: v for k, v in values.items() if k == "env"}, "")
+        found = super().read({name: value for name, value in values.items() if name != "env"})
+        folders = tuple(folder.rstrip("/") for folder in found.outputs)
+        # A file in both would come back twice under one name, which is refused after the training.
+        if any(f"{one}/".startswith(f"{other}/") for one, other in itertools.permutations(folders, 2)):
+            raise invalid("params.outputs", "folders of which none lies in another", list(values["outputs"]))
+        return replace(found, outputs=folders, **env)
 
-        Raises:
-            RunError: `script-failed`, `requirement-missing` or `out-of-memory`.
-            UsageError: `file-missing` when the package has no such script.
-        """
-        prepare(task, params)
-        return train(task, params, on_stop, self._conclude)
+    @property
+    def what(self) -> str:
+        """The script's or the module's name."""
+        return self.script or f"python -m {self.module}"
+
+
+Params = ScriptParams
+
+
+def examine(params: ScriptParams, files: Mapping[str, PlainFile]) -> list[str]:
+    """Check sources, requirements and output folders; raises as `registry.examine`."""
+    from glasshouse.workloads.builtin import script_files
+
+    return script_files.examine(params.script, params.module, params.requirements, params.outputs, files)
+
+
+def warm() -> None:
+    """Do nothing: what a script imports is part of its own time."""
+
+
+def run(task: Task, params: ScriptParams, control: JobControl) -> Result:
+    """Lay the inputs out, run the script, and return its last progress.
+
+    Raises:
+        RunError: `script-failed`, `requirement-missing` or `out-of-memory`.
+        UsageError: `file-missing` when the package has no such script.
+    """
+    prepare(task, params)
+    return train(task, params, control)
 
 
 def prepare(task: Task, params: ScriptParams) -> None:
-    """Lay the inputs out and say where they are; raises as `run` before the script runs."""
+    """Lay the inputs out and set the environment; raises as `run` before the script runs."""
     if params.script is not None and params.script not in task.inputs:
         raise UsageError(Code.FILE_MISSING, f"the package has no input named {params.script!r} to run")
     check_requirements(params.requirements)
@@ -68,41 +175,37 @@ def prepare(task: Task, params: ScriptParams) -> None:
     os.environ["GLASSHOUSE_OUTPUTS"] = str(task.output_dir)
 
 
-def train(
-    task: Task, params: ScriptParams, on_stop: Callable[[Callable[[], None]], None], conclude: Conclude
-) -> Result:
-    """Run the script in this process, over inputs that are laid out; raises as `Script.run`."""
-    folder = task.input_dir
-    _determinism(params)
+def train(task: Task, params: ScriptParams, control: JobControl) -> Result:
+    """Run the script in this process, over inputs that are laid out; raises as `run`."""
+    _fix_seeds(params)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # In blocks, as Python writes into a pipe, what was printed would come after the error that it led to.
         sys.stdout.reconfigure(line_buffering=True)
     interrupt = _Interrupt(task)
-    on_stop(interrupt)
+    control.on_stop(interrupt)
 
     def left(status: int) -> int:
         interrupt.disarm()
         status &= 0xFF
         failure = RunError(Code.SCRIPT_FAILED, f"the script ended its process with exit status {status}")
-        return conclude(task, failure if status else _result(task, interrupt))
+        return control.conclude(task, failure if status else _result(task, interrupt))
 
     def stopped(error: BaseException) -> bool:
         return isinstance(error, KeyboardInterrupt) and interrupt.sent
 
     try:
         with interrupt, interpreter.leaving(left):
-            interpreter.execute(_program(folder, params), params.arguments, folder, expected=stopped)
+            interpreter.execute(
+                task.input_dir,
+                script=params.script,
+                module=params.module,
+                arguments=params.arguments,
+                expected=stopped,
+            )
     except KeyboardInterrupt:
         if not interrupt.sent:
             raise
     return _result(task, interrupt)
-
-
-def _program(folder: Path, params: ScriptParams) -> interpreter.Program:
-    if params.script is not None:
-        return interpreter.File(folder / params.script)
-    assert params.module is not None  # noqa: S101 - one of the two is there
-    return interpreter.Module(params.module, folder)
 
 
 def _result(task: Task, interrupt: _Interrupt) -> Result:
@@ -183,7 +286,7 @@ def check_requirements(requirements: tuple[str, ...]) -> None:
         )
 
 
-def _determinism(params: ScriptParams) -> None:
+def _fix_seeds(params: ScriptParams) -> None:
     """Seed what an unmodified script uses: the standard library, NumPy and PyTorch, where installed."""
     threads = params.threads or (1 if params.deterministic else None)
     if threads is not None:
@@ -198,6 +301,6 @@ def _determinism(params: ScriptParams) -> None:
 
         numpy.random.seed(params.seed)
     if importlib.util.find_spec("torch"):
-        from glasshouse.workloads.builtin import compute
+        from glasshouse.workloads.builtin import training
 
-        compute.fix(params.seed, threads=threads)
+        training.seed(params.seed, threads=threads, deterministic=True)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from threading import BoundedSemaphore, Lock, Thread
 from typing import TypeVar
 
 from glasshouse.workloads.distributed.machine_streams import Stream, answer, call, prepare
 
-__all__ = ["STORE_PORT", "Machines"]
+__all__ = ["STORE_PORT", "MachineGroup"]
 
 STORE_PORT = 29400
 """Of the group's store on the first machine's loopback, and of the way to it on every other's."""
@@ -37,7 +37,7 @@ _CALL, _FAILED, _CALLED = 1, 2, 3
 _T = TypeVar("_T")
 
 
-class Machines:
+class MachineGroup:
     """This worker's place among those of its group.
 
     Args:
@@ -51,29 +51,29 @@ class Machines:
         self._relay, self._secret = relay, secret
         self._asked: dict[int, SimpleQueue[socket.socket | None]] = {}
         self._count = 0
-        self._lock = threading.Lock()
-        self._strangers = threading.BoundedSemaphore(_STRANGERS)
+        self._lock = Lock()
+        self._strangers = BoundedSemaphore(_STRANGERS)
         self._lines: list[socket.socket] = []
         self._store: socket.socket | None = None
         self._over = False
         self._on_lost: Callable[[int], None] = lambda _machine: None
 
     def start(self, on_lost: Callable[[int], None]) -> None:
-        """Answer from now on; on every machine but the first, lead to the first one's store.
+        """Answer calls from now on; on every machine but the first, lead to the first one's store.
 
         Args:
-            on_lost: called, in a thread, with a machine whose worker ended before it had finished. The first machine
-                hears of every other, and every other of the first: one that is lost so ends them all.
+            on_lost: called, in a thread, with a machine whose worker ended before it had finished: on the first machine
+                with any other, on every other with the first. One that is lost so ends them all.
         """
         self._on_lost = on_lost
-        threading.Thread(target=self._listen, name="glasshouse-relay", daemon=True).start()
+        Thread(target=self._listen, name="glasshouse-relay", daemon=True).start()
         if self.machine:
-            threading.Thread(target=self._hold_on, name="glasshouse-first", daemon=True).start()
+            Thread(target=self._watch_first, name="glasshouse-first", daemon=True).start()
             self._store = socket.create_server((_LOOPBACK, STORE_PORT))
-            threading.Thread(target=self._forward, args=(self._store,), name="glasshouse-store", daemon=True).start()
+            Thread(target=self._forward, args=(self._store,), name="glasshouse-store", daemon=True).start()
 
     def finish(self) -> None:
-        """Tell the other workers that this one ends in order."""
+        """End in order, as the other workers see it."""
         with self._lock:
             self._over = True
             lines = list(self._lines)
@@ -81,7 +81,7 @@ class Machines:
             with contextlib.suppress(OSError):
                 line.shutdown(socket.SHUT_WR)
                 line.settimeout(_FINISHING_S)
-                line.recv(1)  # what was said is on its way when the other side is done too, or some time has passed
+                line.recv(1)  # the end is on its way when the other side has finished too, or some time has passed
 
     def dial(self, machine: int, port: int) -> socket.socket:
         """Return a connection over this machine's loopback that leads to a listener on another's.
@@ -89,20 +89,7 @@ class Machines:
         Raises:
             OSError: there is none.
         """
-        return self._inside(self._reach(machine, port))
-
-    def _inside(self, stream: Stream) -> socket.socket:
-        with socket.create_server((_LOOPBACK, 0)) as listener:
-            outer = socket.create_connection(listener.getsockname())
-            inner, caller = listener.accept()
-            if caller != outer.getsockname():
-                inner.close()
-                stream.close()
-                raise ConnectionAbortedError("another process came first")
-        prepare(inner)
-        prepare(outer)
-        stream.join(inner)
-        return outer
+        return _over_loopback(self._reach(machine, port))
 
     def _reach(self, machine: int, port: int) -> Stream:
         if not 0 <= machine < self.machines or machine == self.machine:
@@ -114,7 +101,9 @@ class Machines:
             self._asked[number] = answers
         try:
             self._relay.send(_MESSAGE.pack(_CALL, machine, number))
-            connection = _within(answers, _CALL_S)
+            connection = answers.get(timeout=_CALL_S)
+        except Empty:
+            connection = None
         finally:
             with self._lock:
                 del self._asked[number]
@@ -137,7 +126,10 @@ class Machines:
             kind, _, number = _MESSAGE.unpack(data)
             connection = socket.socket(fileno=descriptors[0]) if descriptors else None
             if kind == _CALLED and connection is not None:
-                self._meet(connection)
+                if self._strangers.acquire(blocking=False):
+                    Thread(target=self._greet, args=(connection,), name="glasshouse-called", daemon=True).start()
+                else:
+                    connection.close()  # one of ours calls again
                 continue
             with self._lock:
                 waiting = self._asked.get(number)
@@ -145,12 +137,6 @@ class Machines:
                 waiting.put(connection)
             elif connection is not None:
                 connection.close()
-
-    def _meet(self, connection: socket.socket) -> None:
-        if not self._strangers.acquire(blocking=False):
-            connection.close()  # one of ours calls again
-            return
-        threading.Thread(target=self._greet, args=(connection,), name="glasshouse-called", daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
         try:
@@ -161,20 +147,17 @@ class Machines:
         finally:
             self._strangers.release()
         if stream.port == _WORKER_PORT:
-            self._watch(stream.caller, self._inside(stream))
+            self._watch(stream.caller, _over_loopback(stream))
             return
         try:
-            inside = _patiently(lambda: socket.create_connection((_LOOPBACK, stream.port), timeout=_CALL_S), _CALL_S)
+            stream.join(_repeat(lambda: socket.create_connection((_LOOPBACK, stream.port), timeout=_CALL_S), _CALL_S))
         except OSError:
             stream.close()
-            return
-        prepare(inside)
-        stream.join(inside)
 
-    def _hold_on(self) -> None:
-        """Keep a line to the first machine's worker; its end is how either learns of the other's."""
+    def _watch_first(self) -> None:
+        """Hold a line to the first machine's worker; its end is how either learns of the other's."""
         try:
-            line = _patiently(lambda: self.dial(0, _WORKER_PORT), _STORE_S)
+            line = _repeat(lambda: self.dial(0, _WORKER_PORT), _STORE_S)
         except OSError:
             self._on_lost(0)
             return
@@ -200,19 +183,32 @@ class Machines:
                 inside = listener.accept()[0]
             except OSError:
                 return
-            threading.Thread(target=self._lead_to_store, args=(inside,), daemon=True).start()
+            Thread(target=self._lead_to_store, args=(inside,), daemon=True).start()
 
     def _lead_to_store(self, inside: socket.socket) -> None:
         try:
-            stream = _patiently(lambda: self._reach(0, STORE_PORT), _STORE_S)
+            stream = _repeat(lambda: self._reach(0, STORE_PORT), _STORE_S)
         except OSError:
             inside.close()
             return
-        prepare(inside)
         stream.join(inside)
 
 
-def _patiently(action: Callable[[], _T], within_s: float) -> _T:
+def _over_loopback(stream: Stream) -> socket.socket:
+    """Return a connection of the loopback that is joined with a stream."""
+    with socket.create_server((_LOOPBACK, 0)) as listener:
+        outer = socket.create_connection(listener.getsockname())
+        inner, caller = listener.accept()
+        if caller != outer.getsockname():
+            inner.close()
+            stream.close()
+            raise ConnectionAbortedError("another process came first")
+    prepare(outer)
+    stream.join(inner)
+    return outer
+
+
+def _repeat(action: Callable[[], _T], within_s: float) -> _T:
     """Do `action`, again while it fails, for at most `within_s`; raises its `OSError`."""
     deadline = time.monotonic() + within_s
     while True:
@@ -222,10 +218,3 @@ def _patiently(action: Callable[[], _T], within_s: float) -> _T:
             if time.monotonic() > deadline:
                 raise
         time.sleep(_RETRY_S)
-
-
-def _within(answers: SimpleQueue[socket.socket | None], seconds: float) -> socket.socket | None:
-    try:
-        return answers.get(timeout=seconds)
-    except Empty:
-        return None

@@ -1,6 +1,6 @@
-"""Sealed streams between the workers of a group's machines: what ranks and their store say to each other across them.
+"""Sealed streams between the workers of a group's machines, for their ranks and the store.
 
-The agent's relay makes the connections and hands them in (`runtime.relay`, whose messages these are). Only this
+The agent's relay makes the connections and hands them in (`runtime.gate.relay`, whose messages these are). Only this
 process, in which no script runs (but what PyTorch imports does), holds them; ranks get a connection over their own
 loopback, and every byte that goes further is sealed here. Laws: nothing is connected or passed on before the other
 side has proved that it holds the group secret; each stream has fresh keys in each direction; a stream that was cut,
@@ -15,9 +15,8 @@ import hmac
 import secrets
 import socket
 import struct
-import threading
 import time
-from collections.abc import Callable
+from threading import Thread
 
 from glasshouse.errors import Code, PackageError, PeerError
 from glasshouse.wire.aead import PREFIX_BYTES, TAG_BYTES, ChunkCipher, Suite
@@ -42,15 +41,16 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_
 
 
 class Direction:
-    """Seals or opens the pieces of one direction of a stream, in order; every `_EPOCH_PIECES` under another key.
+    """The keys of one direction of a stream, in order: another one for every `_EPOCH_PIECES`.
 
     Args:
-        key: returns the key of an epoch.
-        sender: who speaks in this direction.
+        secret: the group secret.
+        sender: which side sends in this direction.
+        transcript: of the handshake.
     """
 
-    def __init__(self, key: Callable[[int], bytes], sender: bytes) -> None:
-        self._key, self._sender = key, sender
+    def __init__(self, secret: bytes, sender: bytes, transcript: bytes) -> None:
+        self._secret, self._sender, self._transcript = secret, sender, transcript
         self._index = 0
         self._cipher: ChunkCipher | None = None
 
@@ -58,8 +58,9 @@ class Direction:
         """Return the cipher of the next piece, and the piece's number under its key."""
         epoch, number = divmod(self._index, _EPOCH_PIECES)
         if self._cipher is None or number == 0:
+            key = derive(self._secret, _LABEL, b"key", self._sender, self._transcript, epoch.to_bytes(4, "big"))
             self._cipher = ChunkCipher(
-                suite=Suite.AES_256_GCM, key=self._key(epoch), prefix=bytes(PREFIX_BYTES), associated_data=self._sender
+                suite=Suite.AES_256_GCM, key=key, prefix=bytes(PREFIX_BYTES), associated_data=self._sender
             )
         self._index += 1
         return self._cipher, number
@@ -88,13 +89,15 @@ class Stream:
 
     def join(self, inside: socket.socket) -> None:
         """Pass on everything between this stream and a connection of the loopback, until both directions have ended."""
-        threading.Thread(target=self._run, args=(inside,), name="glasshouse-stream", daemon=True).start()
+        prepare(inside)
+        Thread(target=self._run, args=(inside,), name="glasshouse-stream", daemon=True).start()
 
     def close(self) -> None:
+        """Close the connection of a stream that is not joined."""
         self._connection.close()
 
     def _run(self, inside: socket.socket) -> None:
-        outward = threading.Thread(target=self._outward, args=(inside,), daemon=True)
+        outward = Thread(target=self._outward, args=(inside,), daemon=True)
         outward.start()
         self._inward(inside)
         outward.join()
@@ -108,7 +111,7 @@ class Stream:
             while count:
                 count = inside.recv_into(plain)
                 if self._broken:
-                    return  # it was cut here, and the other side is not told that this was the end
+                    return  # it was cut here, and the other side must not take this for the end
                 size = count + TAG_BYTES
                 _LENGTH.pack_into(sealed, 0, size | (0 if count else _LAST))
                 body = memoryview(sealed)[_LENGTH.size : _LENGTH.size + size]
@@ -123,11 +126,11 @@ class Stream:
         last = False
         try:
             while not last:
-                (word,) = _LENGTH.unpack(_exactly(self._connection, _LENGTH.size, None))
+                (word,) = _LENGTH.unpack(_exactly(self._connection, _LENGTH.size))
                 last, size = bool(word & _LAST), word & ~_LAST
                 if not TAG_BYTES <= size <= len(sealed):
                     raise PeerError(Code.COLLECTIVE_TAMPERED, "a piece of a stream that cannot be one")
-                _fill(self._connection, sealed[:size], None)
+                _fill(self._connection, sealed[:size])
                 count = size - TAG_BYTES
                 cipher, number = self._receiving.next()
                 cipher.open_into(number, last=last, sealed=sealed[:size], out=plain[:count])
@@ -148,7 +151,7 @@ class Stream:
 
 
 def call(connection: socket.socket, secret: bytes, *, own: int, machine: int, port: int) -> Stream:
-    """Prove ourselves to another machine's worker, and it to us.
+    """Prove this worker to another machine's, and have it prove itself.
 
     Args:
         connection: to it.
@@ -163,33 +166,30 @@ def call(connection: socket.socket, secret: bytes, *, own: int, machine: int, po
     connection.settimeout(_CALL_S)
     hello = _HELLO.pack(_MAGIC, own, machine, port, secrets.token_bytes(_NONCE_BYTES))
     connection.sendall(hello + _mac(secret, b"hello", hello))
-    answered = _exactly(connection, _NONCE_BYTES, until)
-    transcript = hello + answered
-    if not hmac.compare_digest(_exactly(connection, _MAC_BYTES, until), _mac(secret, b"answer", transcript)):
+    transcript = hello + _exactly(connection, _NONCE_BYTES, until)
+    if not _proves(connection, secret, b"answer", transcript, until):
         raise ConnectionAbortedError("no worker of this group answers there")
     connection.sendall(_mac(secret, b"confirm", transcript))
-    return Stream(connection, *_directions(secret, transcript, b"caller", b"called"), caller=own, port=port)
+    sending, receiving = (Direction(secret, side, transcript) for side in (b"caller", b"called"))
+    return Stream(connection, sending, receiving, caller=own, port=port)
 
 
 def answer(connection: socket.socket, secret: bytes, *, own: int, machines: int) -> Stream:
-    """Have a caller prove itself, and us to it; raises as `call`."""
+    """Have a caller prove itself, and prove this worker to it; raises as `call`."""
     until = time.monotonic() + _GREETING_S
     hello = _exactly(connection, _HELLO.size, until)
     magic, caller, called, port, _ = _HELLO.unpack(hello)
-    if (
-        not hmac.compare_digest(_exactly(connection, _MAC_BYTES, until), _mac(secret, b"hello", hello))
-        or (magic, called) != (_MAGIC, own)
-        or caller == own
-        or caller >= machines
-    ):
+    proved = _proves(connection, secret, b"hello", hello, until)
+    if not proved or (magic, called) != (_MAGIC, own) or caller == own or caller >= machines:
         raise ConnectionAbortedError("a stranger, or a call for another machine")
     nonce = secrets.token_bytes(_NONCE_BYTES)
     transcript = hello + nonce
     connection.sendall(nonce + _mac(secret, b"answer", transcript))
     # Only now is it certain that this is not an older call, played again.
-    if not hmac.compare_digest(_exactly(connection, _MAC_BYTES, until), _mac(secret, b"confirm", transcript)):
+    if not _proves(connection, secret, b"confirm", transcript, until):
         raise ConnectionAbortedError("a call that was not meant now")
-    return Stream(connection, *_directions(secret, transcript, b"called", b"caller"), caller=caller, port=port)
+    sending, receiving = (Direction(secret, side, transcript) for side in (b"called", b"caller"))
+    return Stream(connection, sending, receiving, caller=caller, port=port)
 
 
 def prepare(connection: socket.socket) -> None:
@@ -204,30 +204,20 @@ def _mac(secret: bytes, step: bytes, data: bytes) -> bytes:
     return hmac.digest(derive(secret, _LABEL, step), data, "sha256")
 
 
-def _directions(secret: bytes, transcript: bytes, own: bytes, other: bytes) -> tuple[Direction, Direction]:
-    """Return what this side sends under, and what it receives under."""
-
-    def direction(sender: bytes) -> Direction:
-        def key(epoch: int) -> bytes:
-            return derive(secret, _LABEL, b"key", sender, transcript, epoch.to_bytes(4, "big"))
-
-        return Direction(key, sender)
-
-    return direction(own), direction(other)
+def _proves(connection: socket.socket, secret: bytes, step: bytes, data: bytes, until: float) -> bool:
+    return hmac.compare_digest(_exactly(connection, _MAC_BYTES, until), _mac(secret, step, data))
 
 
-def _exactly(connection: socket.socket, count: int, until: float | None) -> bytes:
+def _exactly(connection: socket.socket, count: int, until: float | None = None) -> bytes:
     data = bytearray(count)
     _fill(connection, memoryview(data), until)
     return bytes(data)
 
 
-def _fill(connection: socket.socket, view: memoryview, until: float | None) -> None:
+def _fill(connection: socket.socket, view: memoryview, until: float | None = None) -> None:
     """Receive exactly as much.
 
     Args:
-        connection: from where.
-        view: what is filled.
         until: when to give up (monotonic, s), however the bytes trickle in; None for never.
 
     Raises:
@@ -238,7 +228,7 @@ def _fill(connection: socket.socket, view: memoryview, until: float | None) -> N
         if until is not None:
             left = until - time.monotonic()
             if left <= 0:
-                raise TimeoutError("who is there takes too long to say so")
+                raise TimeoutError("the other side takes too long to prove itself")
             connection.settimeout(left)
         count = connection.recv_into(view)
         if not count:

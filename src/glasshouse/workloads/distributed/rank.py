@@ -17,6 +17,8 @@ from glasshouse.workloads.process.undumpable import close_to_others
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from glasshouse.errors import RunError
+    from glasshouse.task.handle import Task
     from glasshouse.task.inputs import Inputs
     from glasshouse.task.result import Result
     from glasshouse.wire.canonical import Json
@@ -28,14 +30,6 @@ __all__ = ["main"]
 def main() -> None:
     """Join, run the script, and end the process."""
     close_to_others()
-    code = _tell()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Frameworks take a second to take themselves down, and plaintext would live that much longer.
-    os._exit(code)
-
-
-def _tell() -> int:
     from glasshouse.errors import RunError
     from glasshouse.workloads.distributed.rank_channel import RankChannel
     from glasshouse.workloads.process import failures
@@ -43,35 +37,36 @@ def _tell() -> int:
     try:
         channel = RankChannel()
     except RunError as refused:
-        failures.say(refused)
-        return 1
+        failures.report(refused)
+        os._exit(1)
     try:
-        result = _run(channel)
+        outcome: Result | BaseException = _run(channel)
     except BaseException as error:
-        return _failed(channel, error)
-    return _ended(channel, result)
+        outcome = error
+    code = _report(channel, outcome)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Frameworks take a second to take themselves down, and plaintext would live that much longer.
+    os._exit(code)
 
 
-def _failed(channel: RankChannel, error: BaseException) -> int:
-    from glasshouse.workloads.distributed.rank_messages import Failed
+def _report(channel: RankChannel, outcome: Result | BaseException) -> int:
+    """Send the worker this rank's end; return the exit status."""
+    from glasshouse.workloads.distributed.rank_messages import RankFailed, Report
     from glasshouse.workloads.process import failures
 
-    sys.stdout.flush()
-    sys.stderr.write(f"glasshouse: rank {os.environ.get('RANK', channel.rank)}:\n")
-    failures.explain(error)
-    channel.send(Failed(code=failures.code_of(error), words=failures.in_a_line(error)).to_json())
-    return 1
-
-
-def _ended(channel: RankChannel, result: Result) -> int:
-    from glasshouse.workloads.distributed.rank_messages import Report
-
+    if isinstance(outcome, BaseException):
+        sys.stdout.flush()
+        sys.stderr.write(f"glasshouse: rank {os.environ.get('RANK', channel.rank)}:\n")
+        failures.explain(outcome)
+        channel.send(RankFailed(code=failures.code_of(outcome), words=failures.in_a_line(outcome)).to_json())
+        return 1
     report = Report(
-        unit=result.unit,
-        done=result.done,
-        elapsed_us=result.elapsed_us,
-        loss_first=result.loss_first,
-        loss_final=result.loss_final,
+        unit=outcome.unit,
+        done=outcome.done,
+        elapsed_us=outcome.elapsed_us,
+        loss_first=outcome.loss_first,
+        loss_final=outcome.loss_final,
     )
     channel.send(report.to_json())
     return 0
@@ -80,19 +75,18 @@ def _ended(channel: RankChannel, result: Result) -> int:
 def _run(channel: RankChannel) -> Result:
     from pathlib import Path
 
-    from glasshouse.errors import Code, FormatError, RunError
     from glasshouse.task.handle import Task
     from glasshouse.task.session import install
     from glasshouse.workloads.builtin import script
-    from glasshouse.workloads.params import ScriptParams, parse
     from glasshouse.workloads.process import allocator, bytecode
-    from glasshouse.workloads.process.stop_actions import Stop
+    from glasshouse.workloads.process.job_control import JobControl
+
+    def conclude(_task: Task, outcome: Result | RunError) -> int:
+        return _report(channel, outcome)
 
     allocator.keep_freed_memory()
     inputs, table, workspace = _handed(channel)
-    params = parse("script", table)
-    if not isinstance(params, ScriptParams):
-        raise FormatError(Code.SCHEMA, "a rank of something else than a script")
+    params = script.ScriptParams.read(table)
     task = Task(
         params=dict(table),
         inputs=inputs,
@@ -103,25 +97,21 @@ def _run(channel: RankChannel) -> Result:
     )
     install(task)
     bytecode.allow_third_party()
-    stop = Stop()
-    channel.listen(stop.ask)
+    control = JobControl(conclude)
+    channel.listen(control.stop)
     if channel.machine is not None:
         from glasshouse.collectives.torch_backend import reach
         from glasshouse.workloads.distributed.rank_channel import OtherMachines
 
         reach.use_dialler(OtherMachines(channel, channel.machine))
     if channel.inherited:
-        _without_names(channel)
-
-    def conclude(_task: Task, outcome: Result | RunError) -> int:
-        return _failed(channel, outcome) if isinstance(outcome, RunError) else _ended(channel, outcome)
-
-    result = script.train(task, params, stop.register, conclude)
+        _use_channel(channel)
+    result = script.train(task, params, control)
     task.close()
     return result
 
 
-def _without_names(channel: RankChannel) -> None:
+def _use_channel(channel: RankChannel) -> None:
     """Have torch find its store, and sealed groups their secret and their ranks, over the channel."""
     from glasshouse.collectives import secret
     from glasshouse.collectives.torch_backend import reach
@@ -142,19 +132,16 @@ def _handed(channel: RankChannel) -> tuple[Inputs, Mapping[str, Json], str]:
     """Return the inputs, the parameters and the workspace that came with the answer to `join`."""
     from pathlib import Path
 
-    from glasshouse.wire.fields import Fields
-
-    fields = Fields(channel.joined, "joined")
-    workspace = fields.text("workspace", max_chars=4096)
-    if fields.has("inputs"):
+    joined = channel.joined
+    workspace, table, size = str(joined["workspace"]), joined.get("params"), joined.get("bytes")
+    if isinstance(table, dict):
         from glasshouse.task.inputs import FolderInputs
 
-        table = fields.any("params")
-        assert isinstance(table, dict)  # noqa: S101 - written by the worker from what it had checked
-        return FolderInputs(Path(fields.text("inputs", max_chars=4096))), table, workspace
+        return FolderInputs(Path(str(joined["inputs"]))), table, workspace
     from glasshouse.task.granted import GrantInputs
 
+    assert isinstance(size, int)  # noqa: S101 - written by the worker
     secret, package = channel.take_descriptors(2)
-    inputs = GrantInputs(secret=secret, secret_bytes=fields.integer("bytes", low=1), package=package)
+    inputs = GrantInputs(secret=secret, secret_bytes=size, package=package)
     os.close(secret)  # the mapping stays
     return inputs, inputs.job, workspace

@@ -1,4 +1,4 @@
-"""A rank's way to the worker that started it: joins, takes what it is handed, and carries progress and outputs.
+"""A rank's connection with the worker that started it: joins, and carries progress, outputs and requests.
 
 Source: `wire.ranks` for the first exchange; `rank_server` for what follows.
 """
@@ -16,13 +16,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from glasshouse.errors import Code, FormatError, RunError
-from glasshouse.task.channel import AgentLink, Message
+from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.wire import frames, ranks
 from glasshouse.wire.record import Record
-from glasshouse.workloads.distributed.rank_messages import Call, Dial, Door, Join, Output, Secret
+from glasshouse.workloads.distributed.rank_messages import CallDoor, Dial, Join, OpenDoor, RankOutput, Secret
 
 __all__ = ["OtherMachines", "RankChannel"]
 
@@ -32,43 +32,44 @@ _MACHINE_DIGITS = 4
 _WITH_DESCRIPTOR = ("called", "dialled", "door")
 _END_PROCESS = os._exit  # a script's own `os._exit` concludes its job first
 
+_Answers: TypeAlias = "queue.SimpleQueue[tuple[Message, int | None]]"
 
-class RankChannel:
-    """One rank's end. Only the process that joined may speak (`AgentLink`).
+
+class RankChannel(Channel):
+    """One rank's end; only the process that joined may send (`AgentLink`).
 
     Attributes:
         rank: on this machine.
         machine: which machine of several this is; None for a job on one.
-        joined: what the worker said about what it handed over.
-        stopping: whether the owner ended the job.
+        joined: the worker's message about what it handed over.
         inherited: whether this process has no sockets but those that it inherited or was handed.
 
     Raises:
-        RunError: `rank-refused`: the worker does not know this process.
+        RunError: `rank-refused`: the worker did not start this process, or not as a rank.
     """
 
     def __init__(self) -> None:
         self.stopping = False
         self._lock = threading.Lock()
         self._asked = 0
-        self._waiting: dict[int, queue.SimpleQueue[tuple[Message, int | None]]] = {}
+        self._waiting: dict[int, _Answers] = {}
         token, inherited = os.environ.pop(ranks.JOIN_TOKEN, ""), os.environ.pop(ranks.CHANNEL, None)
         self.inherited = inherited is not None
         try:
             if inherited is None:
-                self._socket = _connected(os.environ.get(ranks.SOCKET, ""))
+                connection = _connected(os.environ.get(ranks.SOCKET, ""))
                 request = ranks.Request(kind="join", token=bytes.fromhex(token)).frame()
             else:
-                self._socket = _inherited(inherited)
+                connection = _inherited(inherited)
                 request = frames.control(Join().to_json())
-            self._link = AgentLink(self._socket)
-            self._socket.sendall(request)
+            self._link = AgentLink(connection)
+            connection.sendall(request)
             self.joined = self._link.receive()
         except (EOFError, OSError, ValueError, FormatError):
-            raise _unknown() from None
+            raise _refused() from None
         rank, machine = self.joined.get("rank"), self.joined.pop("machine", None)
         if self.joined.get("type") != "joined" or not isinstance(rank, int) or not isinstance(machine, int | None):
-            raise _unknown()
+            raise _refused()
         self.rank, self.machine = rank, machine
 
     def take_descriptors(self, count: int) -> list[int]:
@@ -80,12 +81,11 @@ class RankChannel:
         threading.Thread(target=self._listen, args=(on_stop,), name="glasshouse-rank", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """Say something to the worker; only the first rank's progress is of use to anybody."""
         if self.rank == 0 or message.get("type") != "progress":
             self._link.send(message)
 
     def output(self, header: Message, source: BinaryIO) -> str:
-        """Hand an output over as a whole: as a file without a name, which the worker reads."""
+        # As a whole: a file without a name, which the worker reads.
         if self.rank != 0:
             raise RunError(
                 Code.OUTPUT_REFUSED,
@@ -95,7 +95,7 @@ class RankChannel:
                 "wrote them",
             )
         with _as_file(source) as descriptor:
-            request = partial(Output, kind=str(header["kind"]), name=str(header["name"]))
+            request = partial(RankOutput, kind=str(header["kind"]), name=str(header["name"]))
             answer, _ = self._ask(request, [descriptor])
         if answer.get("type") == "delivered":
             return str(answer["sha256"])
@@ -107,13 +107,9 @@ class RankChannel:
         Raises:
             OSError: there is none, or none in time.
         """
-        try:
-            _, descriptor = self._ask(partial(Dial, machine=machine, port=port), timeout_s=timeout_s)
-        except queue.Empty:
-            raise TimeoutError(f"machine {machine} does not answer") from None
-        if descriptor is None:
-            raise ConnectionRefusedError(f"machine {machine} cannot be reached at port {port}")
-        return socket.socket(fileno=descriptor)
+        refused = f"machine {machine} cannot be reached at port {port}"
+        request = partial(Dial, machine=machine, port=port)
+        return socket.socket(fileno=self._connection(request, timeout_s, refused, f"machine {machine} does not answer"))
 
     def group_secret(self) -> bytes:
         """Return the group's secret, where it is inherited: once; raises `CollectiveError`."""
@@ -137,20 +133,24 @@ class RankChannel:
 
     def open_door(self) -> tuple[socket.socket, str]:
         """Return a socket on which connections come as descriptors, and the name by which other ranks call it."""
-        answer, descriptor = self._ask(Door)
+        answer, descriptor = self._ask(OpenDoor)
         if descriptor is None:
             raise ConnectionRefusedError("the worker gave no door")
         return _kept_from_children(descriptor), str(answer["name"])
 
     def call(self, name: str, timeout_s: float) -> socket.socket:
         """Return a connection that went through another rank's door; raises `OSError`."""
+        request, late = partial(CallDoor, name=name), "the worker does not answer"
+        return _kept_from_children(self._connection(request, timeout_s, "no rank has that door now", late))
+
+    def _connection(self, request: Callable[..., Record], timeout_s: float, refused: str, late: str) -> int:
         try:
-            _, descriptor = self._ask(partial(Call, name=name), timeout_s=timeout_s)
+            _, descriptor = self._ask(request, timeout_s=timeout_s)
         except queue.Empty:
-            raise TimeoutError("the worker does not answer") from None
+            raise TimeoutError(late) from None
         if descriptor is None:
-            raise ConnectionRefusedError("no rank has that door now")
-        return _kept_from_children(descriptor)
+            raise ConnectionRefusedError(refused)
+        return descriptor
 
     def _ask(
         self, request: Callable[..., Record], descriptors: Sequence[int] = (), *, timeout_s: float | None = None
@@ -161,9 +161,9 @@ class RankChannel:
             return answers.get(timeout=timeout_s)
 
     @contextmanager
-    def _numbered(self) -> Iterator[tuple[int, queue.SimpleQueue[tuple[Message, int | None]]]]:
+    def _numbered(self) -> Iterator[tuple[int, _Answers]]:
         """Yield the number of a question, and where its answer comes."""
-        answers: queue.SimpleQueue[tuple[Message, int | None]] = queue.SimpleQueue()
+        answers: _Answers = queue.SimpleQueue()
         with self._lock:
             self._asked += 1
             number = self._asked
@@ -179,7 +179,7 @@ class RankChannel:
             while True:
                 message = self._link.receive()
                 if message.get("type") != "stop":
-                    self._answered(message)
+                    self._take_answer(message)
                 elif not self.stopping:
                     self.stopping = True
                     on_stop()
@@ -189,7 +189,7 @@ class RankChannel:
         except (EOFError, OSError):
             _END_PROCESS(1)
 
-    def _answered(self, message: Message) -> None:
+    def _take_answer(self, message: Message) -> None:
         descriptor = self._link.take_descriptors(1)[0] if message.get("type") in _WITH_DESCRIPTOR else None
         number = message.get("id")
         with self._lock:
@@ -203,7 +203,7 @@ class RankChannel:
 class OtherMachines:
     """Leads the connections of sealed groups to ranks of other machines through the worker (`dial.Dialler`).
 
-    What stands in the store for a rank is its machine and the port on that machine's loopback.
+    A rank's address in the store is its machine and the port on that machine's loopback.
 
     Args:
         channel: to the worker.
@@ -216,12 +216,14 @@ class OtherMachines:
         self._channel, self._machine = channel, machine
 
     def address(self, _host: str, port: int) -> tuple[str, int]:
+        """Return what other ranks call a listener of this one."""
         return f"machine-{self._machine}", port
 
     def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
+        """Return a connection with the listener of that address; raises `OSError`."""
         machine = host.removeprefix("machine-")
         if not (machine.isascii() and machine.isdigit() and len(machine) <= _MACHINE_DIGITS and 0 < port < 65536):
-            raise ConnectionRefusedError("the store says no address")
+            raise ConnectionRefusedError("the store holds no address of that rank")
         if int(machine) == self._machine:
             connection = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
         else:
@@ -247,7 +249,7 @@ def _kept_from_children(descriptor: int) -> socket.socket:
 
 
 def _connected(path: str) -> socket.socket:
-    """Connect to the worker; raises `OSError`, also where another user's process sits at the path."""
+    """Connect to the worker; raises `OSError`, also where another user's process listens at the path."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path)
@@ -260,7 +262,7 @@ def _connected(path: str) -> socket.socket:
     return connection
 
 
-def _unknown() -> RunError:
+def _refused() -> RunError:
     return RunError(
         Code.RANK_REFUSED,
         "this process is no rank that the job's worker knows, and is given nothing",

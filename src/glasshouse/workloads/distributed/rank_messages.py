@@ -1,7 +1,7 @@
 """The messages of a rank to its worker, beside progress and those of `rank_store`.
 
-`rank_channel` writes them, `rank_server` and `rank_pairs` read them. What a rank asks has a number, and the worker's
-answer has the same.
+`rank_channel` writes them, `rank_server` and `rank_pairs` read them. A rank numbers its requests, and the worker's
+answer has the same number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from glasshouse.errors import Code
 from glasshouse.wire.record import Decimal, Member, Record, choice, integer, text
 from glasshouse.workloads.process.failures import MOST_WORDS
 
-__all__ = ["DOOR_NAME_CHARS", "Call", "Dial", "Door", "Failed", "Join", "Output", "Report", "Secret"]
+__all__ = ["DOOR_NAME_CHARS", "CallDoor", "Dial", "Join", "OpenDoor", "RankFailed", "RankOutput", "Report", "Secret"]
 
 DOOR_NAME_CHARS = 32
 
@@ -37,7 +37,7 @@ class Report(Record, name="ended", constants={"type": "ended"}):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failed(Record, name="failed", constants={"type": "failed"}):
+class RankFailed(Record, name="failed", constants={"type": "failed"}):
     """The end of a rank that failed."""
 
     code: Code
@@ -45,7 +45,7 @@ class Failed(Record, name="failed", constants={"type": "failed"}):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Output(Record, name="output", constants={"type": "output"}):
+class RankOutput(Record, name="output", constants={"type": "output"}):
     """An output of rank 0, in the file whose descriptor comes along."""
 
     number: Number
@@ -55,7 +55,7 @@ class Output(Record, name="output", constants={"type": "output"}):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dial(Record, name="dial", constants={"type": "dial"}):
-    """Asks for a connection with a listener on another machine's loopback."""
+    """Requests a connection with a listener on another machine's loopback."""
 
     number: Number
     machine: int
@@ -64,21 +64,21 @@ class Dial(Record, name="dial", constants={"type": "dial"}):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Secret(Record, name="group secret", constants={"type": "group-secret"}):
-    """Asks for the group secret over an inherited connection."""
+    """Requests the group secret over an inherited connection."""
 
     number: Number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Door(Record, name="door", constants={"type": "door"}):
-    """Asks for a socket on which connections of other ranks come as descriptors."""
+class OpenDoor(Record, name="door", constants={"type": "door"}):
+    """Requests a socket on which connections of other ranks come as descriptors."""
 
     number: Number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Call(Record, name="call", constants={"type": "call"}):
-    """Asks for a connection through the door of that name."""
+class CallDoor(Record, name="call", constants={"type": "call"}):
+    """Requests a connection through the door of that name."""
 
     number: Number
     name: Annotated[str, text(DOOR_NAME_CHARS)]

@@ -1,7 +1,8 @@
 """Ranks of a machine that gives no namespaces: each inherits its connection, and every further one is handed over it.
 
-The worker and its ranks may there take no socket's name and call none (`confine.seccomp`, `isolated`), so nothing
-outside reaches them by one, nor they anything outside. On its channel a rank asks for what it else finds by a name:
+The worker and its ranks may there bind and connect to no socket's name (`runtime.confine.seccomp`, `isolated`), so
+nothing outside reaches them by one, nor they anything outside. On its channel a rank requests what it else finds by a
+name:
 
 ```
 rank → worker   {"type": "join"}                 first, when it has closed itself; answered as `rank_server` does
@@ -15,7 +16,7 @@ rank → worker   {"type": "store", …}             `rank_store`
 ```
 Laws: a connection is a pair of Unix sockets that this process makes and keeps no end of; nothing is handed over before
 the process that was started has been tried to be read, and refused; when all ranks begin again, the connections of
-the earlier ones are shut, and what they had said is not carried out.
+the earlier ones are shut, and messages that they had sent are not carried out.
 """
 
 from __future__ import annotations
@@ -30,20 +31,19 @@ from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
 from glasshouse.wire import ranks
 from glasshouse.wire.fields import b64encode
-from glasshouse.workloads.distributed.rank_messages import DOOR_NAME_CHARS, Call, Door, Join, Secret
+from glasshouse.workloads.distributed.rank_messages import DOOR_NAME_CHARS, CallDoor, Join, OpenDoor, Secret
 from glasshouse.workloads.distributed.rank_server import (
     Given,
     RankLinks,
-    child_place,
-    closed_to_others,
     first_message,
-    tell,
+    is_closed_child,
+    send_or_shut,
 )
 from glasshouse.workloads.distributed.rank_store import KeyValues
 
 __all__ = ["PairServer"]
 
-# Of one rank: one for each group that it is meeting in.
+# Of one rank: one for each group that it is joining.
 _MOST_DOORS = 1 << 10
 
 
@@ -87,28 +87,27 @@ class PairServer(RankLinks):
             own: this process's end; belongs to this object from now on.
         """
         args = (rank, pid, own, self._start)
-        Thread(target=self._welcome, args=args, name=f"glasshouse-rank-{rank}", daemon=True).start()
+        Thread(target=self._admit, args=args, name=f"glasshouse-rank-{rank}", daemon=True).start()
 
-    def _welcome(self, rank: int, pid: int, own: socket.socket, start: int) -> None:
+    def _admit(self, rank: int, pid: int, own: socket.socket, start: int) -> None:
         try:
             # It takes as long as its interpreter does; its end ends the waiting.
             Join.from_json(first_message(own, None))
-            place = child_place(pid)
-            if place is not None and (not self._given.closed_to_others or closed_to_others(place)):
+            if is_closed_child(pid, or_open=not self._given.closed_to_others):
                 self.join(rank, own, start)
                 return
             own.sendall(ranks.refuse(Code.RANK_REFUSED))
         except (EOFError, OSError, FormatError):
-            pass  # its exit says the rest
+            pass  # the launcher has its exit status
         own.close()
 
     def _take(self, rank: int, link: AgentLink, message: Message, start: int) -> None:
         with self._lock:
-            self._of_this_start(start)
+            self._require_start(start)
             store = self._store
         kind = message.get("type")
         if kind == "store":
-            store.take(rank, message, partial(tell, link))
+            store.take(rank, message, partial(send_or_shut, link))
         elif kind == "group-secret":
             link.send(self._secret(rank, message, start))
         elif kind == "door":
@@ -121,7 +120,7 @@ class PairServer(RankLinks):
     def _secret(self, rank: int, message: Message, start: int) -> Message:
         number = Secret.from_json(message).number
         with self._lock:
-            self._of_this_start(start)
+            self._require_start(start)
             again = rank in self._asked_secret
             self._asked_secret.add(rank)
         if again:
@@ -129,38 +128,39 @@ class PairServer(RankLinks):
         return {"id": number, "secret": b64encode(self._given.secret), "type": "group-secret"}
 
     def _open_door(self, rank: int, link: AgentLink, message: Message, start: int) -> None:
-        number = Door.from_json(message).number
+        number = OpenDoor.from_json(message).number
         try:
             own, theirs = socket.socketpair()
         except OSError:  # as many descriptors as this process may have
             link.send({"id": number, "type": "unreachable"})
             return
-        own.setblocking(False)  # before Python 3.13 `send_fds` takes no notice of its flags
+        own.setblocking(False)  # before Python 3.13 `send_fds` ignores its flags
         with theirs:
             name = secrets.token_hex(DOOR_NAME_CHARS // 2)
             with self._lock:
-                self._of_this_start(start)
+                self._require_start(start)
                 for old in [old for old, (owner, door) in self._doors.items() if owner == rank and _is_shut(door)]:
                     self._doors.pop(old)[1].close()
                 self._doors[name] = rank, own
                 if sum(owner == rank for owner, _ in self._doors.values()) > _MOST_DOORS:
-                    raise FormatError(Code.TOO_LARGE, "a rank that meets in more groups at once than there can be")
+                    raise FormatError(Code.TOO_LARGE, "a rank that joins more groups at once than there can be")
             link.send({"id": number, "name": name, "type": "door"}, [theirs.fileno()])
 
     def _call(self, link: AgentLink, message: Message) -> None:
-        asked = Call.from_json(message)
+        asked = CallDoor.from_json(message)
+        unreachable: Message = {"id": asked.number, "type": "unreachable"}
         try:
             ours, theirs = socket.socketpair()
         except OSError:
-            link.send({"id": asked.number, "type": "unreachable"})
+            link.send(unreachable)
             return
         with ours, theirs:
-            if self._goes_through(asked.name, theirs):
+            if self._pass_through(asked.name, theirs):
                 link.send({"id": asked.number, "type": "called"}, [ours.fileno()])
             else:
-                link.send({"id": asked.number, "type": "unreachable"})
+                link.send(unreachable)
 
-    def _goes_through(self, name: str, connection: socket.socket) -> bool:
+    def _pass_through(self, name: str, connection: socket.socket) -> bool:
         with self._lock:
             if name not in self._doors:
                 return False
@@ -178,7 +178,7 @@ class PairServer(RankLinks):
 
 
 def _is_shut(door: socket.socket) -> bool:
-    """Return whether the other end of a door, on which a rank never says anything, is closed."""
+    """Return whether the other end of a door, on which a rank never sends anything, is closed."""
     try:
         return not door.recv(1, socket.MSG_PEEK)
     except BlockingIOError:

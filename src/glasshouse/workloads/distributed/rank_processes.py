@@ -22,9 +22,6 @@ from glasshouse.wire import ranks
 
 __all__ = ["Connects", "launch"]
 
-_ROLE = "rank"
-# A script may look at these; no listener is behind them.
-_MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 # Those that fail because of the same thing are told apart from those that are ended because of them.
 _TOGETHER_S = 0.1
 # As torchelastic leaves to a rank that handles SIGTERM.
@@ -40,11 +37,14 @@ class Connects(Protocol):
 
     stopped: bool
 
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        """Forget what an earlier start left."""
 
-    def connect(self, rank: int, pid: int, own: socket.socket) -> None: ...
+    def connect(self, rank: int, pid: int, own: socket.socket) -> None:
+        """Wait, in a thread, for a rank that was started to join."""
 
-    def settle(self) -> None: ...
+    def settle(self) -> None:
+        """Wait until every message of ranks that have ended is read."""
 
 
 def launch(server: Connects, command: Sequence[str], count: int, *, max_restarts: int) -> Mapping[int, int]:
@@ -62,29 +62,29 @@ def launch(server: Connects, command: Sequence[str], count: int, *, max_restarts
     Raises:
         OSError: no process can be started.
     """
-    run_id = secrets.token_hex(8)
+    variables = {
+        # A script may look at these two; no listener is behind them.
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": str(count),
+        "ROLE_NAME": "rank",
+        "ROLE_WORLD_SIZE": str(count),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        "TORCHELASTIC_RUN_ID": secrets.token_hex(8),
+        "WORLD_SIZE": str(count),
+    }
     for start in range(max_restarts + 1):
         server.begin()
-        variables = {
-            **_MASTER,
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
-            "LOCAL_WORLD_SIZE": str(count),
-            "ROLE_NAME": _ROLE,
-            "ROLE_WORLD_SIZE": str(count),
-            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
-            "TORCHELASTIC_RESTART_COUNT": str(start),
-            "TORCHELASTIC_RUN_ID": run_id,
-            "WORLD_SIZE": str(count),
-        }
-        failed = _once(server, command, count, variables)
+        failed = _launch_once(server, command, count, variables | {"TORCHELASTIC_RESTART_COUNT": str(start)})
         server.settle()
         if not failed or server.stopped:
             return failed
     return failed
 
 
-def _once(server: Connects, command: Sequence[str], count: int, variables: Mapping[str, str]) -> dict[int, int]:
+def _launch_once(server: Connects, command: Sequence[str], count: int, variables: Mapping[str, str]) -> dict[int, int]:
     started: list[_Rank] = []
     try:
         for rank in range(count):
@@ -109,11 +109,11 @@ class _Rank:
         self.code: int | None = None
         own, theirs = socket.socketpair()
         with theirs:
-            number = str(rank)
-            numbers = {"LOCAL_RANK": number, "RANK": number, "ROLE_RANK": number, ranks.CHANNEL: str(theirs.fileno())}
+            number, channel = str(rank), theirs.fileno()
+            numbers = {"LOCAL_RANK": number, "RANK": number, "ROLE_RANK": number, ranks.CHANNEL: str(channel)}
             try:
                 self._process = subprocess.Popen(
-                    command, env={**os.environ, **variables, **numbers}, pass_fds=[theirs.fileno()]
+                    command, env={**os.environ, **variables, **numbers}, pass_fds=[channel]
                 )
             except BaseException:
                 own.close()
@@ -122,14 +122,11 @@ class _Rank:
         self.pidfd = os.pidfd_open(self._process.pid)
         server.connect(rank, self._process.pid, own)
 
-    def look(self) -> None:
-        """Take note of its end, if it has ended."""
+    def poll(self) -> bool:
+        """Return whether it has ended."""
         if self.code is None:
             self.code = self._process.poll()
-
-    def send(self, number: int) -> None:
-        if self.code is None:
-            signal.pidfd_send_signal(self.pidfd, number)
+        return self.code is not None
 
     def close(self) -> None:
         """Wait for its end, which was ordered or has come."""
@@ -146,17 +143,15 @@ def _wait(started: Iterable[_Rank], *, to_failure: bool = False, until: float | 
         until: (monotonic, s); None for no limit.
     """
     while True:
-        for one in started:
-            one.look()
-        living = [one for one in started if one.code is None]
+        living = [one for one in started if not one.poll()]
         if not living or (to_failure and any(one.code for one in started)):
+            return
+        left_s = None if until is None else until - time.monotonic()
+        if left_s is not None and left_s <= 0:
             return
         poll = select.poll()
         for one in living:
             poll.register(one.pidfd, select.POLLIN)
-        left_s = None if until is None else until - time.monotonic()
-        if left_s is not None and left_s <= 0:
-            return
         poll.poll(None if left_s is None else left_s * 1000)
 
 
@@ -164,8 +159,8 @@ def _end(started: Sequence[_Rank]) -> None:
     """Leave none of them: first by SIGTERM, which a script may handle, and then for good."""
     for number, patience_s in ((signal.SIGTERM, _ENDING_S), (signal.SIGKILL, 0.0)):
         for one in started:
-            one.look()
-            one.send(number)
+            if not one.poll():
+                signal.pidfd_send_signal(one.pidfd, number)
         _wait(started, until=time.monotonic() + patience_s)
     for one in started:
         one.close()

@@ -1,13 +1,13 @@
-"""Where the ranks of a job meet the worker that started them: a named socket inside their sandbox.
+"""The worker's connections with the ranks that it started, and the named socket at which they join.
 
-Each rank brings its one-time token, is looked at (`Server._is_own`), and is then handed the descriptors of the grant;
+Each rank sends its one-time token, is checked (`RankServer._is_own`), and then receives the descriptors of the grant;
 the connection stays as its way out. Where a socket may have no name, a rank inherits its connection
 (`rank_pairs.PairServer`), and the rest is the same (`RankLinks`). Laws:
 - a token is good for one request, whatever comes of it;
 - nothing is handed to a process that this one did not start itself, or, under the protected leg, that lets another
   process of its user read its memory;
-- the first rank of this machine speaks for the run: its progress and its outputs go on, another rank's progress does
-  not, and its outputs are refused.
+- the first rank of this machine reports for the run: its progress and its outputs are passed on, another rank's
+  progress is not, and its outputs are refused.
 Source: spec/key-release.md, section 5.4.
 """
 
@@ -20,11 +20,11 @@ import shutil
 import socket
 import struct
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock, Thread
 from typing import NamedTuple
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, RunError
@@ -32,28 +32,19 @@ from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
 from glasshouse.wire import frames, ranks
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.distributed.machine_group import Machines
-from glasshouse.workloads.distributed.rank_messages import Dial, Failed, Output, Report
+from glasshouse.workloads.distributed.machine_group import MachineGroup
+from glasshouse.workloads.distributed.rank_messages import Dial, RankFailed, RankOutput, Report
 
-__all__ = [
-    "Failure",
-    "Given",
-    "RankLinks",
-    "Server",
-    "child_place",
-    "closed_to_others",
-    "first_message",
-    "tell",
-]
+__all__ = ["Failure", "Given", "RankLinks", "RankServer", "first_message", "is_closed_child", "send_or_shut"]
 
-# A rank asks as soon as it is connected; one that does not keeps the others waiting no longer.
+# A rank sends its request as soon as it is connected; one that does not keeps the others waiting no longer.
 _ASKING_S = 5.0
 _SETTLING_S = 2.0
 _BACKLOG = 128
 _STOP: Message = {"type": "stop"}
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 _MOST_TEXT = 1000
-# A rank that takes nothing of what it is told holds up the others for no longer.
+# A rank that does not read keeps the others waiting no longer.
 _TAKING_S = 5
 _TIME = struct.Struct("ll")  # seconds, microseconds: struct timeval
 
@@ -64,7 +55,7 @@ class Given:
 
     Attributes:
         secret: the group secret; never shown.
-        message: how to use the descriptors, for `rank.tell`.
+        message: how to use the descriptors, for `rank`.
         descriptors: secret memory and package, under the protected leg.
         closed_to_others: whether a rank must be closed to others before it is handed anything.
         machines: the others of the group; None for a job on one machine.
@@ -72,9 +63,9 @@ class Given:
 
     secret: bytes = field(repr=False)
     message: Mapping[str, Json]
-    descriptors: tuple[int, ...]
-    closed_to_others: bool
-    machines: Machines | None = None
+    descriptors: tuple[int, ...] = ()
+    closed_to_others: bool = False
+    machines: MachineGroup | None = None
 
 
 class Failure(NamedTuple):
@@ -94,8 +85,8 @@ class RankLinks:
         channel: takes rank 0's progress.
 
     Attributes:
-        report: what rank 0 said at its end.
-        failures: what ranks said at their end, in the order in which it came.
+        report: rank 0's work at its end.
+        failures: of ranks, in the order in which they were reported.
         stopped: whether the owner ended the job.
     """
 
@@ -105,11 +96,11 @@ class RankLinks:
         self.stopped = False
         self._given, self._task, self._channel = given, task, channel
         self._ranks: list[AgentLink] = []
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Thread] = []
         # Which start of all ranks this is: connections of an earlier one lead nowhere.
         self._start = 0
-        self._lock = threading.Lock()
-        self._joining = threading.Lock()
+        self._lock = Lock()
+        self._joining = Lock()
 
     def join(self, rank: int, connection: socket.socket, start: int = 0) -> None:
         """Hand a rank what the job has, and listen to it from now on; raises `OSError` where it is gone."""
@@ -123,39 +114,33 @@ class RankLinks:
             if start != self._start:
                 raise ConnectionRefusedError("a rank of an earlier start")
             socket.send_fds(connection, [joined], self._given.descriptors)
-            self._adopt(rank, AgentLink(connection), start)
-
-    def forget_failures(self, rank: int) -> None:
-        """Forget what an earlier life of a rank said."""
-        self.failures = [failure for failure in self.failures if failure.rank != rank]
+            link = AgentLink(connection)
+            args, name = (rank, link, start), f"glasshouse-rank-{rank}"
+            thread = Thread(target=self._receive, args=args, name=name, daemon=True)
+            with self._lock:
+                self._ranks.append(link)
+                self._threads.append(thread)
+                stopped = self.stopped
+            thread.start()
+            if stopped:
+                send_or_shut(link, _STOP)
 
     def stop(self) -> None:
-        """Tell every rank, also those that come later, that the owner ended the job."""
+        """Stop every rank, also those that join later, because the owner ended the job."""
         with self._lock:
             self.stopped = True
-            told = list(self._ranks)
-        for link in told:
-            tell(link, _STOP)
+            links = list(self._ranks)
+        for link in links:
+            send_or_shut(link, _STOP)
 
     def settle(self) -> None:
-        """Wait until everything that ranks which have ended had said is heard."""
-        with self._joining:  # one that was told it has joined may have spoken and ended since
+        """Wait until every message of ranks that have ended is read."""
+        with self._joining:  # one that has joined meanwhile may have reported and ended since
             threads = list(self._threads)
         for thread in threads:
             thread.join(_SETTLING_S)
 
-    def _adopt(self, rank: int, link: AgentLink, start: int) -> None:
-        name = f"glasshouse-rank-{rank}"
-        thread = threading.Thread(target=self._hear, args=(rank, link, start), name=name, daemon=True)
-        with self._lock:
-            self._ranks.append(link)
-            self._threads.append(thread)
-            stopped = self.stopped
-        thread.start()
-        if stopped:
-            tell(link, _STOP)
-
-    def _hear(self, rank: int, link: AgentLink, start: int) -> None:
+    def _receive(self, rank: int, link: AgentLink, start: int) -> None:
         try:
             while True:
                 self._take(rank, link, link.receive(), start)
@@ -164,21 +149,21 @@ class RankLinks:
                 self._ranks.remove(link)
             link.close()
 
-    def _of_this_start(self, start: int) -> None:
-        if start != self._start:  # what it had said before its link was shut is still read
+    def _require_start(self, start: int) -> None:
+        if start != self._start:  # what it sent before its link was shut is still read
             raise EOFError("a rank of an earlier start")
 
     def _take(self, rank: int, link: AgentLink, message: Message, start: int) -> None:
-        self._of_this_start(start)
+        self._require_start(start)
         kind = message.get("type")
         if kind == "output":
             link.send(self._output(rank, message, link.take_descriptors(1)[0]))
         elif kind == "dial":
-            # Not here: a machine that is slow to answer would keep this rank's own words waiting.
+            # Not here: a machine that is slow to answer would keep this rank's other messages waiting.
             asked = Dial.from_json(message)
-            threading.Thread(target=self._dial, args=(link, asked), name="glasshouse-dial", daemon=True).start()
+            Thread(target=self._dial, args=(link, asked), name="glasshouse-dial", daemon=True).start()
         elif kind == "failed":
-            failed = Failed.from_json(message)
+            failed = RankFailed.from_json(message)
             with self._lock:
                 self.failures.append(Failure(rank, failed.code, failed.words))
         elif rank == 0 and kind == "ended":
@@ -193,15 +178,15 @@ class RankLinks:
                 raise ConnectionRefusedError("a job on one machine")
             connection = self._given.machines.dial(asked.machine, asked.port)
         except OSError:
-            tell(link, {"id": asked.number, "type": "unreachable"})
+            send_or_shut(link, {"id": asked.number, "type": "unreachable"})
             return
         with connection:
-            tell(link, {"id": asked.number, "type": "dialled"}, [connection.fileno()])
+            send_or_shut(link, {"id": asked.number, "type": "dialled"}, [connection.fileno()])
 
     def _output(self, rank: int, message: Message, descriptor: int) -> Message:
-        """Deliver an output, and return what to answer."""
+        """Deliver an output, and return the answer."""
         with open(descriptor, "rb") as content:
-            asked = Output.from_json(message)
+            asked = RankOutput.from_json(message)
             try:
                 if rank != 0:
                     raise RunError(Code.OUTPUT_REFUSED, "only the first rank of a machine saves outputs")
@@ -212,8 +197,8 @@ class RankLinks:
         return {"id": asked.number, "sha256": digest, "type": "delivered"}
 
 
-class Server(RankLinks):
-    """One job's meeting place, with a name; leaving the block ends it.
+class RankServer(RankLinks):
+    """One job's named socket, at which ranks join by their tokens; leaving the block ends it.
 
     Args:
         given, task, channel: as `RankLinks`.
@@ -232,22 +217,22 @@ class Server(RankLinks):
         self._listener.bind(self.path)
         self._listener.listen(_BACKLOG)
 
-    def __enter__(self) -> Server:
-        threading.Thread(target=self._serve, name="glasshouse-ranks", daemon=True).start()
+    def __enter__(self) -> RankServer:
+        Thread(target=self._serve, name="glasshouse-ranks", daemon=True).start()
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def invite(self, rank: int) -> dict[str, str]:
+    def issue_tokens(self, rank: int) -> dict[str, str]:
         """Return fresh tokens for a rank that is about to be started, as its environment."""
         join, secret = secrets.token_bytes(ranks.TOKEN_BYTES), secrets.token_bytes(ranks.TOKEN_BYTES)
         with self._lock:
-            # A rank that starts again has no use for what its earlier life did not spend.
+            # A rank that starts again has no use for the tokens and failures of its earlier start.
             self._tokens = {key: owner for key, owner in self._tokens.items() if owner != rank}
             self._tokens |= {("join", join): rank, ("group-secret", secret): rank}
-            self.forget_failures(rank)
+            self.failures = [failure for failure in self.failures if failure.rank != rank]
         return {ranks.JOIN_TOKEN: join.hex(), ranks.SECRET_TOKEN: secret.hex()}
 
     def _serve(self) -> None:
@@ -257,21 +242,22 @@ class Server(RankLinks):
             except OSError:
                 return  # the job is over
             try:
-                self._welcome(connection)
+                self._answer(connection)
             except (EOFError, OSError, FormatError):
                 connection.close()
 
-    def _welcome(self, connection: socket.socket) -> None:
+    def _answer(self, connection: socket.socket) -> None:
         request = ranks.Request.from_json(first_message(connection, time.monotonic() + _ASKING_S))
         rank = self._redeem(request)
         if rank is None or not self._is_own(connection):
-            connection.sendall(ranks.refuse(Code.RANK_REFUSED))
-            connection.close()
-        elif request.kind == "group-secret":
-            connection.sendall(ranks.give_secret(self._given.secret))
-            connection.close()
-        else:
+            answer = ranks.refuse(Code.RANK_REFUSED)
+        elif request.kind == "join":
             self.join(rank, connection)
+            return
+        else:
+            answer = ranks.give_secret(self._given.secret)
+        connection.sendall(answer)
+        connection.close()
 
     def _redeem(self, request: ranks.Request) -> int | None:
         """Take a token back, whatever becomes of it; return whose it was. Every comparison takes the same time."""
@@ -282,25 +268,21 @@ class Server(RankLinks):
             return self._tokens.pop(found[0]) if found else None
 
     def _is_own(self, connection: socket.socket) -> bool:
-        """Return whether the peer is this process's own child, and closed to others where that is demanded."""
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(raw)
-        place = child_place(pid)
-        if uid != os.geteuid() or place is None:
-            return False
-        return not self._given.closed_to_others or closed_to_others(place)
+        return uid == os.geteuid() and is_closed_child(pid, or_open=not self._given.closed_to_others)
 
 
 def first_message(connection: socket.socket, until: float | None) -> Json:
-    """Return the first message of a peer that is not known yet, however it trickles in.
+    """Return the first message of a peer that has not proved itself, however it trickles in.
 
     Args:
         connection: with the peer.
         until: when to give up (monotonic, s); None for as long as it lives.
 
     Raises:
-        EOFError: it said nothing that counts.
-        OSError, FormatError: nothing in time; no message.
+        EOFError: it sent no control message.
+        OSError, FormatError: nothing in time; no frame.
     """
     decoder, received = frames.Decoder(), 0
     while received <= ranks.MAX_FRAME_BYTES:
@@ -312,20 +294,23 @@ def first_message(connection: socket.socket, until: float | None) -> Json:
         for kind, value in decoder.feed(data):
             if kind == frames.CONTROL and not isinstance(value, bytearray):
                 return value
-    raise EOFError("a peer that said nothing that counts")
+    raise EOFError("a peer that sent no message")
 
 
-def child_place(pid: int) -> str | None:
-    """Return the place in /proc of this process's child that has a number here; None when it is no child.
+def is_closed_child(pid: int, *, or_open: bool) -> bool:
+    """Return whether a number is that of this process's child, and the child closed to others.
 
-    Where the machine's own /proc is shown, the numbers there are the machine's: the child's own says which it is.
+    Args:
+        pid: as it is here. Where the machine's own /proc is shown, the numbers there are the machine's: the last of
+            the child's own ``NSpid`` is this one.
+        or_open: whether it need not be closed.
     """
     for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - as everywhere that /proc is read
         for number in _words(f"/proc/self/task/{thread}/children"):
-            words = _words(f"/proc/{number}/status", of="NSpid:")
-            if words and int(words[-1]) == pid:
-                return f"/proc/{number}"
-    return None
+            numbers = _words(f"/proc/{number}/status", of="NSpid:")
+            if numbers and int(numbers[-1]) == pid:
+                return or_open or _is_unreadable(f"/proc/{number}/environ")
+    return False
 
 
 def _words(path: str, *, of: str = "") -> list[str]:
@@ -337,10 +322,9 @@ def _words(path: str, *, of: str = "") -> list[str]:
     return [word for line in lines if line.startswith(of) for word in line.removeprefix(of).split()]
 
 
-def closed_to_others(place: str) -> bool:
-    """Return whether the process at a place in /proc refuses to be read."""
+def _is_unreadable(path: str) -> bool:
     try:
-        os.close(os.open(place + "/environ", os.O_RDONLY | os.O_CLOEXEC))
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except PermissionError:
         return True  # tried without a capability, as any other process here would have to
     except OSError:
@@ -348,8 +332,8 @@ def closed_to_others(place: str) -> bool:
     return False
 
 
-def tell(link: AgentLink, message: Message, descriptors: Sequence[int] = ()) -> None:
-    """Send a rank a message, from any thread; one that has ended, or does not take it in time, is let go of."""
+def send_or_shut(link: AgentLink, message: Message, descriptors: Sequence[int] = ()) -> None:
+    """Send a rank a message, from any thread; the link to one that has ended, or does not read in time, is shut."""
     try:
         link.send(message, descriptors)
     except OSError:

@@ -1,4 +1,4 @@
-"""What the ranks of one machine tell each other before they are connected: torch's store, kept by their worker.
+"""torch's store for the ranks of one machine, kept by their worker: how they find each other before they are connected.
 
 ```
 rank → worker   {"id", "keys", "type": "store", "what": "get" | "wait" | "check" | "delete"}
@@ -9,7 +9,7 @@ rank → worker   {"id", "keys": [], "type": "store", "what": "count" | "forget"
 worker → rank   {"count" | "value" | "refused", "id", "type": "stored"}
 ```
 Values are base64url. `get` and `wait` are answered when every key is there; `forget` takes back the question of that
-number. Law: nothing is believed that stands here, as in any store of a sealed group.
+number. Law: values are not trusted, as in any store of a sealed group.
 Source: torch.distributed.Store; what each word does is what TCPStore does.
 """
 
@@ -63,7 +63,7 @@ class _Question(Record, name="store", constants={"type": "store"}):
             raise FormatError(Code.SCHEMA, f"{len(self.keys)} keys where one belongs")
 
 
-class _Waiting(NamedTuple):
+class _Pending(NamedTuple):
     question: _Question
     answer: Answer
 
@@ -74,19 +74,19 @@ class KeyValues:
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._bytes = 0
-        self._waiting: dict[tuple[int, int], _Waiting] = {}
+        self._waiting: dict[tuple[int, int], _Pending] = {}
         self._lock = threading.Lock()
 
     def take(self, rank: int, message: Message, answer: Answer) -> None:
-        """Carry out what a rank asks, and answer it, and those who waited for it.
+        """Carry out a rank's question, and answer it, and the questions that waited for it.
 
         Args:
-            rank: who asks; each counts its questions for itself.
+            rank: whose question; each numbers its own.
             message: as above.
             answer: sends a message to that rank; called now or later, from any rank's thread.
 
         Raises:
-            FormatError: it is none of these messages.
+            FormatError: none of these messages.
         """
         question = _Question.from_json(message)
         try:
@@ -94,8 +94,8 @@ class KeyValues:
                 answers = self._carry_out(rank, question, answer)
         except ValueError as refused:
             answers = [(answer, question, {"refused": str(refused)})]
-        for send, asked, said in answers:
-            send({"id": asked.number, "type": "stored", **said})
+        for send, asked, found in answers:
+            send({"id": asked.number, "type": "stored", **found})
 
     def _carry_out(self, rank: int, question: _Question, answer: Answer) -> list[tuple[Answer, _Question, Message]]:
         what, keys = question.what, question.keys
@@ -105,11 +105,10 @@ class KeyValues:
         if what in ("get", "wait"):
             if sum(asker == rank for asker, _ in self._waiting) >= _MOST_WAITING:
                 raise ValueError("more questions to the store at once than it keeps")
-            self._waiting[rank, question.number] = _Waiting(question, answer)
+            self._waiting[rank, question.number] = _Pending(question, answer)
             return self._due()
         if what in _WITH_VALUE or what == "add":
-            said = self._change(question)
-            return [(answer, question, said), *self._due()]
+            return [(answer, question, self._change(question)), *self._due()]
         if what == "delete":
             gone = [self._values.pop(key) for key in keys if key in self._values]
             self._bytes -= sum(map(len, gone))
@@ -148,10 +147,9 @@ class KeyValues:
         """Take out the questions whose keys are all there, with their answers."""
         due = [asked for asked, one in self._waiting.items() if self._values.keys() >= set(one.question.keys)]
         answers: list[tuple[Answer, _Question, Message]] = []
-        for asked in due:
-            question, answer = self._waiting.pop(asked)
-            said: Message = {"value": b64encode(self._values[question.keys[0]])} if question.what == "get" else {}
-            answers.append((answer, question, said))
+        for question, answer in map(self._waiting.pop, due):
+            value: Message = {"value": b64encode(self._values[question.keys[0]])} if question.what == "get" else {}
+            answers.append((answer, question, value))
         return answers
 
 

@@ -2,10 +2,10 @@
 
 Where the sandbox has no network of its own, for want of a namespace, `rank_processes` starts them in its place, and
 they inherit their connections (`rank_pairs`). An unmodified script of torchrun finds RANK, WORLD_SIZE, LOCAL_RANK,
-MASTER_ADDR and MASTER_PORT as it knows them; inputs lie once, for all ranks, in the working directory. Laws: a rank
-that fails, is killed or is refused ends the job on all ranks, with the reason that came first and is no consequence
-of another; what any rank wrote into the output folder comes back, and each machine's first rank alone reports
-progress and saves outputs by name.
+MASTER_ADDR and MASTER_PORT as there; inputs lie once, for all ranks, in the working directory. Laws: a rank that fails,
+is killed or is refused ends the job on all ranks, with the reason that came first and is no consequence of another;
+what any rank wrote into the output folder comes back, and each machine's first rank alone reports progress and saves
+outputs by name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -26,25 +26,25 @@ from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
 from glasshouse.wire import ranks
 from glasshouse.workloads.builtin import script
-from glasshouse.workloads.distributed.machine_group import STORE_PORT, Machines
-from glasshouse.workloads.distributed.rank_server import Failure, Given, RankLinks, Server
-from glasshouse.workloads.params import ScriptParams
+from glasshouse.workloads.distributed.machine_group import STORE_PORT, MachineGroup
+from glasshouse.workloads.distributed.rank_server import Failure, Given, RankLinks, RankServer
 from glasshouse.workloads.process import environment, failures
+from glasshouse.workloads.process.job_control import JobControl
 
-__all__ = ["Ranked", "judge"]
+__all__ = ["RankedScript", "first_reason"]
 
 _RANK = "from glasshouse.workloads.distributed.rank import main; main()"
 _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.1
 _JOINING_S, _JOINING_MACHINES_S = 60, 600
 _NOTICING_S = 5.0
-# What other ranks say when one is gone or has spoken: a consequence, unless no other has a reason.
+# How other ranks fail when one is gone or has failed: a consequence, unless no other has a reason.
 _CONSEQUENCES = frozenset({Code.COLLECTIVE_ABORTED, Code.RANK_LOST, Code.COLLECTIVE_TIMEOUT})
 
-_Exits: TypeAlias = Mapping[int, int]
+_Exits: TypeAlias = Mapping[int, int]  # of the ranks that failed, on this machine; negative for a signal
 
 
-class Ranked:
+class RankedScript:
     """The workload `script` in several processes.
 
     Args:
@@ -64,7 +64,7 @@ class Ranked:
         else:
             import torch.distributed.launcher.api  # noqa: F401 - what the gate's decision leaves time for
 
-    def run(self, task: Task, params: Any, on_stop: Callable[[Callable[[], None]], None]) -> Result:
+    def run(self, task: Task, params: script.ScriptParams, control: JobControl) -> Result:
         """Lay the inputs out, start the ranks, and wait for the last.
 
         Raises:
@@ -73,23 +73,40 @@ class Ranked:
         """
         script.prepare(task, params)
         given = self._given()
-        if given.machines is not None:
-            given.machines.start(partial(_without, task, self._channel))
-        with self._connected(given, task) as (server, launch):
-            on_stop(server.stop)
-            os.chdir(task.input_dir)
-            if self._count > 1:
-                os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
-            failed = launch(params)
-            server.settle()
-            if given.machines is not None and not failed:
-                given.machines.finish()
-            if failed and not server.stopped:
-                machine, machines = (
-                    (0, 1) if given.machines is None else (given.machines.machine, given.machines.machines)
-                )
-                raise judge(server.failures, failed, self._count * machines, first=self._count * machine)
-            report = server.report
+        machines = given.machines
+        if machines is not None:
+            machines.start(partial(_end_without, task, self._channel))
+        if self._inherit:
+            from glasshouse.workloads.distributed import rank_pairs, rank_processes
+
+            with rank_pairs.PairServer(given, task, self._channel) as pairs:
+                command = (sys.executable, *_arguments())
+                launch = partial(rank_processes.launch, pairs, command, self._count, max_restarts=params.max_restarts)
+                return self._finish(pairs, launch, task, control, machines)
+        with RankServer(given, task, self._channel) as server:
+            launch = partial(self._launch, server, params, machines)
+            return self._finish(server, launch, task, control, machines)
+
+    def _finish(
+        self,
+        server: RankLinks,
+        launch: Callable[[], _Exits],
+        task: Task,
+        control: JobControl,
+        machines: MachineGroup | None,
+    ) -> Result:
+        control.on_stop(server.stop)
+        os.chdir(task.input_dir)
+        if self._count > 1:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+        failed = launch()
+        server.settle()
+        if machines is not None and not failed:
+            machines.finish()
+        if failed and not server.stopped:
+            own, count = (0, 1) if machines is None else (machines.machine, machines.machines)
+            raise first_reason(server.failures, failed, self._count * count, first=self._count * own)
+        report = server.report
         return Result(
             unit=report.unit,
             done=report.done,
@@ -99,50 +116,31 @@ class Ranked:
             loss_final=report.loss_final,
         )
 
-    @contextlib.contextmanager
-    def _connected(self, given: Given, task: Task) -> Iterator[tuple[RankLinks, Callable[[ScriptParams], _Exits]]]:
-        """Yield what ranks are connected with, and what starts them and waits.
-
-        That returns the exit codes of those that failed, negative for a signal, counted on this machine.
-        """
-        if self._inherit:
-            from glasshouse.workloads.distributed import rank_pairs, rank_processes
-
-            with rank_pairs.PairServer(given, task, self._channel) as pairs:
-                command = (sys.executable, *_arguments())
-                yield (
-                    pairs,
-                    lambda params: rank_processes.launch(pairs, command, self._count, max_restarts=params.max_restarts),
-                )
-        else:
-            with Server(given, task, self._channel) as server:
-                yield server, lambda params: self._launch(server, params, given.machines)
-
-    def _launch(self, server: Server, params: ScriptParams, machines: Machines | None) -> _Exits:
+    def _launch(self, server: RankServer, params: script.ScriptParams, machines: MachineGroup | None) -> _Exits:
         """Have torchelastic start the ranks, and wait."""
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-        class Invitations(DefaultLogsSpecs):  # type: ignore[misc]  # torch is not typed here
+        class Tokens(DefaultLogsSpecs):  # type: ignore[misc]  # torch is not typed here
             """Adds each rank's own tokens where torchelastic lets each rank's own variables be set."""
 
             def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
                 destinations = super().reify(envs)
                 for rank, variables in envs.items():
-                    variables.update(server.invite(rank))
+                    variables.update(server.issue_tokens(rank))
                 return destinations
 
         os.environ[ranks.SOCKET] = server.path
         config = LaunchConfig(
-            **_meeting(machines),
+            **_rendezvous(machines),
             nproc_per_node=self._count,
             role="rank",
             max_restarts=params.max_restarts,
             monitor_interval=_POLL_S,
             local_addr=_LOOPBACK,
-            logs_specs=Invitations(),
-            # The others are the worker's own affair: a stop is said to each rank, and asked for in its script.
+            logs_specs=Tokens(),
+            # The others are handled by the worker: each rank gets a `stop`, and its script is interrupted.
             signals_to_handle="SIGQUIT",
         )
         try:
@@ -158,13 +156,13 @@ def _arguments() -> tuple[str, ...]:
     return ("-I", "-B", *prefix, "-c", _RANK)
 
 
-def _without(task: Task, channel: Channel, machine: int) -> None:
+def _end_without(task: Task, channel: Channel, machine: int) -> None:
     """End this worker because another machine's is gone; nothing that its ranks wait for will come.
 
-    They may notice it themselves, or know better why: they are given a moment to say so.
+    They may fail by themselves, or for the reason: they are given a moment to report it.
     """
     time.sleep(_NOTICING_S)
-    failures.say(RunError(Code.RANK_LOST, f"the ranks of machine {machine} are gone, and with them the job"))
+    failures.report(RunError(Code.RANK_LOST, f"the ranks of machine {machine} are gone, and with them the job"))
     with contextlib.suppress(Exception):
         task.close()  # what was written is the owner's too
     with contextlib.suppress(OSError):
@@ -172,13 +170,13 @@ def _without(task: Task, channel: Channel, machine: int) -> None:
     os._exit(1)
 
 
-def _meeting(machines: Machines | None) -> dict[str, Any]:
+def _rendezvous(machines: MachineGroup | None) -> dict[str, Any]:
     """Return where torchelastic's agents meet: alone, or at the store of the first machine."""
     if machines is None:
         configs: dict[str, Any] = {"timeout": _JOINING_S}
         nodes, backend, endpoint, run_id = 1, "c10d", "localhost:0", secrets.token_hex(8)
     else:
-        # Ranks are counted machine by machine, as the group says. Every machine finds the store at the same place.
+        # Ranks are counted machine by machine, as in the group. Every machine finds the store at the same place.
         configs = {"rank": machines.machine, "timeout": _JOINING_MACHINES_S}
         nodes, backend, endpoint, run_id = machines.machines, "static", f"{_LOOPBACK}:{STORE_PORT}", "group"
     return {
@@ -191,37 +189,34 @@ def _meeting(machines: Machines | None) -> dict[str, Any]:
     }
 
 
-def judge(told: list[Failure], exits: Mapping[int, int], count: int, *, first: int = 0) -> RunError:
+def first_reason(reported: list[Failure], exits: _Exits, count: int, *, first: int = 0) -> RunError:
     """Return why a job of several ranks failed.
 
     Args:
-        told: what ranks of this machine said of themselves, in the order in which it came.
+        reported: failures of ranks of this machine, in the order in which they were reported.
         exits: exit codes of those that failed; the others are ended by SIGTERM.
         count: how many ranks the job has on all machines.
         first: the number in the job of this machine's first rank.
     """
-    own = [failure for failure in told if failure.code not in failures.COLLECTIVE]
-    silent = {rank: code for rank, code in exits.items() if rank not in {failure.rank for failure in told}}
-    killed = [(rank, -code) for rank, code in sorted(silent.items()) if code < 0 and code != -signal.SIGTERM]
-    ended = [(rank, code) for rank, code in sorted(silent.items()) if code > 0]
-    collective = [failure for failure in told if failure.code not in _CONSEQUENCES] or told
+    reporting = {failure.rank for failure in reported}
+    silent = [(rank, code) for rank, code in sorted(exits.items()) if rank not in reporting]
+    own = [failure for failure in reported if failure.code not in failures.COLLECTIVE]
+    killed = [(rank, -code) for rank, code in silent if code < 0 and code != -signal.SIGTERM]
+    ended = [(rank, code) for rank, code in silent if code > 0]
+    collective = [failure for failure in reported if failure.code not in _CONSEQUENCES] or reported
+    code, what, words = Code.RANK_LOST, "a rank was ended from outside", ""
     if own:
         rank, code, words = own[0]
-        return _ends_all(code, f"rank {first + rank} failed", count, words)
-    if killed:
+        what = f"rank {first + rank} failed"
+    elif killed:
         rank, number = killed[0]
-        return _ends_all(Code.RANK_LOST, f"rank {first + rank} was ended by {_signal(number)}", count)
-    if ended:
+        what = f"rank {first + rank} was ended by {_signal(number)}"
+    elif ended:
         rank, status = ended[0]
-        what = f"rank {first + rank} ended without a word, with exit status {status}"
-        return _ends_all(Code.SCRIPT_FAILED, what, count)
-    if collective:
+        code, what = Code.SCRIPT_FAILED, f"rank {first + rank} ended without a word, with exit status {status}"
+    elif collective:
         rank, code, words = collective[0]
-        return _ends_all(code, f"rank {first + rank} could not go on with the others", count, words)
-    return _ends_all(Code.RANK_LOST, "a rank was ended from outside", count)
-
-
-def _ends_all(code: Code, what: str, count: int, words: str = "") -> RunError:
+        what = f"rank {first + rank} could not go on with the others"
     # What other ranks wrote because of it stands between here and what this one wrote.
     hint = f"its words: {words}" if words else ""
     return RunError(code, f"{what}, which ends all {count} ranks" if count > 1 else what, hint=hint)

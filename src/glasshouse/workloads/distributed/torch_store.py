@@ -1,4 +1,4 @@
-"""torch's store as a rank sees it that has no network: each question goes to the worker over the rank's own channel.
+"""torch's store for a rank without a network: each question goes to the worker over the rank's own channel.
 
 Laws: as TCPStore, but for the size of a value (`rank_store.MAX_VALUE_BYTES`); a question has the limit in time of its
 store; threads may ask side by side.
@@ -34,56 +34,58 @@ class ChannelStore(dist.Store):  # type: ignore[misc]  # torch is not typed
         self._channel = channel
 
     def set(self, key: str, value: str | bytes) -> None:
+        """Put a value."""
         self._ask("set", [key], value=_text(value))
 
     def get(self, key: str) -> bytes:
-        """Return the value, once there is one.
-
-        Raises:
-            DistStoreError: there was none in time.
-        """
+        """Return the value, once there is one; raises `DistStoreError` where there is none in time."""
         return b64decode(str(self._ask("get", [key])["value"]))
 
     def add(self, key: str, amount: int) -> int:
+        """Add to a number, 0 where there is none, and return the sum."""
         return _count(self._ask("add", [key], amount=amount))
 
     def append(self, key: str, value: str | bytes) -> None:
+        """Put a value behind the one that is there."""
         self._ask("append", [key], value=_text(value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Put a value where the expected one is; return the one that is there then."""
         answer = self._ask("compare", [key], expected=_text(expected), value=_text(desired))
         return b64decode(str(answer["value"]))
 
     def check(self, keys: Sequence[str]) -> bool:
+        """Return whether every key is there."""
         return all(_count(self._ask("check", some)) == len(some) for some in _portions(keys))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return when every key is there.
-
-        Raises:
-            DistStoreError: not in time.
-        """
+        """Return when every key is there; raises `DistStoreError` where one is not in time."""
         for some in _portions(keys):
             self._ask("wait", some, timeout=timeout)
 
     def delete_key(self, key: str) -> bool:
+        """Delete a key; return whether it was there."""
         return _count(self._ask("delete", [key])) > 0
 
     def num_keys(self) -> int:
+        """Return how many keys there are."""
         return _count(self._ask("count", []))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return several values, each as `get`."""
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Put several values."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
+        """Return that there are `append` and the two for several."""
         return True
 
     def clone(self) -> ChannelStore:
-        """Return this store: one may be asked by several threads."""
+        """Return this store, which several threads may use."""
         return self
 
     deleteKey = delete_key  # noqa: N815 - as torch's C++ calls it, and those below

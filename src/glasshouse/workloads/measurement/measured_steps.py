@@ -1,31 +1,32 @@
-"""A worker whose steps are measured: it takes its slots, and its record is one of its outputs (spec/measurement.md).
+"""A worker whose steps are measured: each waits for its slot, and their record is an output (spec/measurement.md).
 
-Law: nothing outside this process is asked when a step may begin, or learns that one did.
+Law: nothing outside this process decides when a step may begin, or sees that one did.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from glasshouse.task.handle import Task
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads.measurement.phases import Profiler, wait_for_device
 from glasshouse.workloads.measurement.slots import Pacer, Plan
-from glasshouse.workloads.measurement.wait_times import Hooks
+from glasshouse.workloads.measurement.wait_times import WaitTimes
 
-__all__ = ["Measured"]
+__all__ = ["MeasuredSteps"]
 
 
-class Measured:
+class MeasuredSteps:
     """Takes the step boundaries of one task (`Task.measure_by`) in the thread that reports first.
 
     Args:
         slots: the schedule from the job's parameters.
         task: whose steps they are.
         end: ends the job as its owner would; called once, where the schedule is over. May raise into the caller.
-        hooks: how long this thread has waited for channel and inputs so far.
+        waits: how long this thread has waited for channel and inputs so far.
         profile: how many steps after the warm-up are profiled; None for none.
 
     Raises:
@@ -38,12 +39,12 @@ class Measured:
         task: Task,
         *,
         end: Callable[[], None],
-        hooks: Hooks,
+        waits: WaitTimes,
         profile: int | None = None,
     ) -> None:
         plan = Plan.from_json(dict(slots))
-        self._pacer = Pacer(plan, synchronise=wait_for_device, hooks_ns=lambda: hooks.ns)
-        self._profiler = None if profile is None else Profiler(profile, after=plan.warmup_steps, hooks=hooks)
+        self._pacer = Pacer(plan, synchronise=wait_for_device, hooks_ns=lambda: waits.ns)
+        self._profiler = None if profile is None else Profiler(profile, after=plan.warmup_steps, waits=waits)
         self._task, self._end = task, end
         self._thread: int | None = None
         self._done: int | None = None
@@ -55,12 +56,8 @@ class Measured:
         if self._task.over or (self._thread or thread) != thread or done == self._done:
             return
         self._thread, self._done = thread, done
-        going_on = (
-            self._pacer.boundary(loss)
-            if self._profiler is None
-            else self._profiler.boundary(lambda: self._pacer.boundary(loss))
-        )
-        if not going_on:
+        take = partial(self._pacer.boundary, loss)
+        if not (take() if self._profiler is None else self._profiler.boundary(take)):
             self._task.over = True
             self._end()
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.measurement.wait_times import Hooks
+from glasshouse.workloads.measurement.wait_times import WaitTimes
 
 __all__ = ["PHASES", "Profiler", "ranges", "wait_for_device"]
 
@@ -40,7 +40,7 @@ def _range(name: str) -> Iterator[None]:
 
 
 def wait_for_device() -> None:
-    """Return when the GPU, if this process uses one, has done all that it was told."""
+    """Return when the GPU, if this process uses one, has done its work."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized():
         cuda.synchronize()
@@ -52,11 +52,11 @@ class Profiler:
     Args:
         steps: how many.
         after: the steps of the warm-up, before them.
-        hooks: shown as a phase, where they lie in no other one.
+        waits: shown as a phase, where they lie in no other one.
     """
 
-    def __init__(self, steps: int, *, after: int, hooks: Hooks) -> None:
-        self._steps, self._first, self._hooks = steps, after + _COLD, hooks
+    def __init__(self, steps: int, *, after: int, waits: WaitTimes) -> None:
+        self._steps, self._first, self._waits = steps, after + _COLD, waits
         self._calls = 0
         self._profile: Any = None
         self._whole = False
@@ -99,13 +99,13 @@ class Profiler:
 
         self._profile = profiler.profile(activities=[profiler.ProfilerActivity.CPU])
         self._profile.start()
-        self._hooks.shown = lambda: profiler.record_function(_HOOKS)
+        self._waits.shown = lambda: profiler.record_function(_HOOKS)
 
     def _rest(self) -> None:
         """Profile nothing more; to end the profiler takes long, and would run beside the other arm's steps."""
         self._whole = True
         if self._profile is not None:
-            self._hooks.shown = None
+            self._waits.shown = None
             self._profile.toggle_collection_dynamic(False, self._profile.activities)
 
 

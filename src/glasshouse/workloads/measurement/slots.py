@@ -1,4 +1,4 @@
-"""The schedule of a measured run: whose the slots of the machine's monotonic clock are, and what a worker does in one.
+"""The schedule of a measured run: which arm has which slot of the machine's monotonic clock, and the steps in one.
 
 Two workers that share no channel take turns because each follows the same sealed seed (spec/measurement.md, sections 2
 and 3). Laws: `order_of` and `Plan` are pure; a `Pacer` begins a step only in a slot of its own, never looks at how long
@@ -13,7 +13,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.task.result import decimal
@@ -27,7 +27,6 @@ __all__ = [
     "MAX_SLOT_NS",
     "MAX_STEPS",
     "NONFINITE",
-    "Clocks",
     "Pacer",
     "Plan",
     "Stamp",
@@ -117,20 +116,15 @@ class Stamp:
         }
 
 
-class Clocks(Protocol):
-    """What a pacer reads the time from; tests control it."""
-
-    def monotonic_ns(self) -> int: ...
-    def stamp(self) -> Stamp: ...
-
-
 class MachineClocks:
-    """The clocks of this process and machine (Linux)."""
+    """The clocks of this process and machine (Linux); tests have others."""
 
     def monotonic_ns(self) -> int:
+        """Return CLOCK_MONOTONIC."""
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
     def stamp(self) -> Stamp:
+        """Return all clocks at one moment."""
         for _ in range(4):
             cpu, first = time.process_time_ns(), self.monotonic_ns()
             boot, real = time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.clock_gettime_ns(time.CLOCK_REALTIME)
@@ -141,15 +135,14 @@ class MachineClocks:
 
 
 @dataclass(slots=True)
-class _Slot:
+class _Taken:
+    """A slot of the record."""
+
     number: int
     first: int  # steps done before it
     begin: Stamp
     hooks_ns: int  # so far at its begin; at its end, in it
     end: Stamp | None = None
-
-    def close(self, end: Stamp, hooks_ns: int) -> None:
-        self.end, self.hooks_ns = end, hooks_ns - self.hooks_ns
 
 
 class Pacer:
@@ -166,7 +159,7 @@ class Pacer:
         self,
         plan: Plan,
         *,
-        clocks: Clocks | None = None,
+        clocks: MachineClocks | None = None,
         sleep: Callable[[float], None] = time.sleep,
         synchronise: Callable[[], None] = lambda: None,
         hooks_ns: Callable[[], int] = lambda: 0,
@@ -175,7 +168,7 @@ class Pacer:
         self._synchronise, self._hooks_ns = synchronise, hooks_ns
         self._begins, self._ends = array("q"), array("q")
         self._losses: list[str | None] = []
-        self._slots: list[_Slot] = []
+        self._slots: list[_Taken] = []
         self._ready = False
         self._now = self._begin = 0
         self._reason = ""
@@ -208,7 +201,7 @@ class Pacer:
         going_on = inside and done - slot.first < self._plan.in_slot and done < MAX_STEPS
         if not going_on:
             # Before the loss is turned to text, so that the processor time of a slot is that of its steps.
-            slot.close(self._clocks.stamp(), self._hooks_ns())
+            self._close(slot)
         self._begin = now
         self._losses.append(None if loss is None else decimal(loss) or NONFINITE)
         return True if going_on else self._wait((slot.number + 1) * self._plan.slot_ns)
@@ -220,18 +213,14 @@ class Pacer:
 
     def record(self, *, tokens_per_step: int | None = None, phases: dict[str, Json] | None = None) -> bytes:
         """Return the record as lines of canonical JSON (spec/measurement.md, section 3), whole after the end only."""
-        head: dict[str, Json] = {
-            "kind": "steps",
-            "plan": self._plan.to_json(),
-            "tokens_per_step": tokens_per_step,
-            "version": 1,
-        }
-        lines = [head, *(self._line(index) for index in range(len(self._slots)) if self._slots[index].end is not None)]
-        if phases is not None:
-            lines.append(phases)
+        plan = self._plan.to_json()
+        lines: list[dict[str, Json]] = [
+            {"kind": "steps", "plan": plan, "tokens_per_step": tokens_per_step, "version": 1},
+            *(self._line(index) for index in range(len(self._slots)) if self._slots[index].end is not None),
+            *([] if phases is None else [phases]),
+        ]
         if self._reason:
-            end: dict[str, Json] = {"kind": "end", "reason": self._reason, "until_ns": str(self._until_ns)}
-            lines.append(end)
+            lines.append({"kind": "end", "reason": self._reason, "until_ns": str(self._until_ns)})
         return b"".join(encode(line) + b"\n" for line in lines)
 
     def _line(self, index: int) -> dict[str, Json]:
@@ -266,15 +255,18 @@ class Pacer:
             begin = self._clocks.stamp()
             self._now = begin.at_ns
             if begin.at_ns < min(starts + self._plan.slot_ns, self._plan.end_ns):
-                self._slots.append(_Slot(slot, len(self._ends), begin, self._hooks_ns()))
+                self._slots.append(_Taken(slot, len(self._ends), begin, self._hooks_ns()))
                 self._begin = begin.at_ns
                 return True
 
     def _over(self, reason: str, until_ns: int) -> bool:
         self._reason, self._until_ns = reason, until_ns
         if self._slots and self._slots[-1].end is None:
-            self._slots[-1].close(self._clocks.stamp(), self._hooks_ns())
+            self._close(self._slots[-1])
         return False
+
+    def _close(self, slot: _Taken) -> None:
+        slot.end, slot.hooks_ns = self._clocks.stamp(), self._hooks_ns() - slot.hooks_ns
 
     def _read(self) -> int:
         now = self._clocks.monotonic_ns()

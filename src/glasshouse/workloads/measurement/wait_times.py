@@ -15,15 +15,15 @@ from glasshouse.task.inputs import Buffer, Inputs
 if TYPE_CHECKING:
     from glasshouse.package.chunks import SealedAsset
 
-__all__ = ["Hooks", "TimedChannel", "TimedInputs"]
+__all__ = ["TimedChannel", "TimedInputs", "WaitTimes"]
 
 
-class Hooks:
+class WaitTimes:
     """How long one thread, the one that trains, has waited in its channel and its inputs.
 
     Attributes:
         ns: so far.
-        shown: what a profiler sees of each wait; None where there is no profiler.
+        shown: makes what a profiler sees of each wait; None where there is no profiler.
     """
 
     def __init__(self) -> None:
@@ -47,34 +47,31 @@ class Hooks:
                 self._wait = None
 
 
-class TimedChannel:
+class TimedChannel(Channel):
     """A channel whose sending and delivering is timed."""
 
-    def __init__(self, channel: Channel, hooks: Hooks) -> None:
-        self._channel, self._hooks = channel, hooks
+    def __init__(self, channel: Channel, waits: WaitTimes) -> None:
+        self._channel, self._waits = channel, waits
 
     @property
-    def stopping(self) -> bool:
+    def stopping(self) -> bool:  # type: ignore[override]  # is the other's
+        """Whether the owner ended the job."""
         return self._channel.stopping
 
-    @stopping.setter
-    def stopping(self, value: bool) -> None:
-        self._channel.stopping = value
-
     def send(self, message: Message) -> None:
-        with self._hooks:
+        with self._waits:
             self._channel.send(message)
 
     def output(self, header: Message, source: BinaryIO) -> str:
-        with self._hooks:
+        with self._waits:
             return self._channel.output(header, source)
 
 
-class TimedInputs:
+class TimedInputs(Inputs):
     """Inputs whose reading, and so decrypting, is timed."""
 
-    def __init__(self, inputs: Inputs, hooks: Hooks) -> None:
-        self._inputs, self._hooks = inputs, hooks
+    def __init__(self, inputs: Inputs, waits: WaitTimes) -> None:
+        self._inputs, self._waits = inputs, waits
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,23 +81,24 @@ class TimedInputs:
         return self._inputs.size(name)
 
     def open(self, name: str) -> BinaryIO:
-        with self._hooks:
-            return cast(BinaryIO, io.BufferedReader(_Timed(self._inputs.open(name), self._hooks), 1 << 16))
+        with self._waits:
+            return cast(BinaryIO, io.BufferedReader(_TimedStream(self._inputs.open(name), self._waits), 1 << 16))
 
     def read_into(self, name: str, destination: Buffer, offset: int) -> int:
-        with self._hooks:
+        with self._waits:
             return self._inputs.read_into(name, destination, offset)
 
     def sealed(self, name: str) -> SealedAsset | None:
         return self._inputs.sealed(name)
 
 
-class _Timed(io.RawIOBase):
-    """A stream that is read under `Hooks`; lines and small reads are cut out of larger ones above it."""
+class _TimedStream(io.RawIOBase):
+    """A stream that is read under `WaitTimes`; lines and small reads are cut out of larger ones above it."""
 
-    def __init__(self, stream: BinaryIO, hooks: Hooks) -> None:
+    def __init__(self, stream: BinaryIO, waits: WaitTimes) -> None:
         super().__init__()
-        self._stream, self._hooks = stream, hooks
+        self._stream, self._waits = stream, waits
+        self.seek, self.tell = stream.seek, stream.tell  # type: ignore[method-assign]
 
     def readable(self) -> bool:
         return True
@@ -109,14 +107,8 @@ class _Timed(io.RawIOBase):
         return True
 
     def readinto(self, destination: Buffer) -> int:  # type: ignore[override]
-        with self._hooks:
+        with self._waits:
             return int(self._stream.readinto(destination))  # type: ignore[attr-defined]
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._stream.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._stream.tell()
 
     def close(self) -> None:
         self._stream.close()

@@ -11,7 +11,7 @@ __all__ = ["egress_open", "fix_threads", "prepare", "sockets_open"]
 
 
 def sockets_open() -> bool:
-    """Return whether a socket of the internet's may be made at all, if only for a loopback."""
+    """Return whether an internet socket may be made at all, if only for a loopback."""
     try:
         socket.socket(socket.AF_INET, socket.SOCK_STREAM).close()
     except OSError:
@@ -62,7 +62,7 @@ def prepare(workspace: Path, *, protected: bool) -> None:
         if not egress_open():
             values["HF_HUB_OFFLINE"] = "1"
     os.environ.update(values)
-    if "tempfile" in sys.modules:  # else it chooses from TMPDIR when somebody imports it
+    if "tempfile" in sys.modules:  # else it chooses from TMPDIR when it is imported
         sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
 
 

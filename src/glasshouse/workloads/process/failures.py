@@ -1,7 +1,7 @@
-"""From an exception to the one word that leaves the worker, and to the words of the sealed log.
+"""From an exception to the code that leaves the worker, and to the lines of the sealed log.
 
-Laws: what Glasshouse understands is one sentence and a hint, never a traceback; an owner's script fails with
-its own traceback, which begins in the script, and one sentence behind it.
+Laws: a failure that is recognised is one sentence and a hint, never a traceback; an owner's script fails with its own
+traceback, which begins in the script, and one sentence behind it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -18,9 +18,9 @@ import glasshouse
 from glasshouse.errors import Code, GlasshouseError, RunError
 from glasshouse.workloads.process import environment
 
-__all__ = ["COLLECTIVE", "MOST_WORDS", "code_of", "explain", "ignored", "in_a_line", "of_script", "say"]
+__all__ = ["COLLECTIVE", "MOST_WORDS", "code_of", "explain", "ignored", "in_a_line", "of_script", "report"]
 
-# How frameworks say that memory ran out without raising MemoryError.
+# How frameworks report that memory ran out without raising MemoryError.
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 # How clients report that there is no network, each in words of its own: the hub's, which is set to stay offline because
 # there is none; W&B's, which asks for a key first; and beneath them HTTP libraries and clients of storage.
@@ -39,7 +39,7 @@ _MOST_CAUSE_CHARS = MOST_WORDS = 300
 _OTHER_BACKEND = re.compile(r"gloo/transport|[Dd]istributed package doesn't have|ProcessGroupNCCL is only supported")
 # Where Python makes semaphores and memory by a name in /dev/shm.
 _SHARING = {"multiprocessing.shared_memory", "multiprocessing.synchronize"}
-# How SQLite, and LMDB's two bindings, say that parts of a file cannot be locked.
+# How SQLite, and LMDB's two bindings, report that parts of a file cannot be locked.
 _RANGE_LOCK = re.compile(r"OperationalError\b.* access permission denied|\blmdb\..*Operation not permitted", re.DOTALL)
 _STREAMS = ("/dev/std", "/dev/fd/", "/proc/self/fd/")
 # As torch's rendezvous through the environment says that it is not set.
@@ -80,20 +80,20 @@ def explain(error: BaseException) -> None:
     understood = _understood(error, "the training", Code.WORKER_FAILED)
     if understood.code is Code.WORKER_FAILED and understood is not error:
         _write(_traceback(error, error.__traceback__))
-    say(understood)
+    report(understood)
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return what a failure says of itself, in at most `MOST_WORDS` characters, if it can in the script's words."""
-    own = error.own if isinstance(error, _SaidError) else error
+    """Return a failure's own text, the script's where there is one, in at most `MOST_WORDS` characters."""
+    own = error.own if isinstance(error, _OwnError) else error
     if isinstance(own, GlasshouseError):
-        said = own.message
+        text = own.message
     else:
-        said = f"{type(own).__name__}: {next(iter(str(own).strip().splitlines()), '')}".removesuffix(": ")
-    return "".join(char if char.isprintable() else "?" for char in said)[:MOST_WORDS]
+        text = f"{type(own).__name__}: {next(iter(str(own).strip().splitlines()), '')}".removesuffix(": ")
+    return "".join(char if char.isprintable() else "?" for char in text)[:MOST_WORDS]
 
 
-def say(error: GlasshouseError) -> None:
+def report(error: GlasshouseError) -> None:
     """Write an error to the sealed log: what, because of what, and what to do."""
     lines = [str(error)]
     if error.__cause__ is not None:
@@ -111,10 +111,10 @@ def of_script(error: BaseException, trace: TracebackType | None) -> GlasshouseEr
         error: what ended the script.
         trace: its traceback from the script's own first frame on.
     """
-    # An error of ours is said as a sentence: only the way to it through the script is shown.
+    # An error of ours is one sentence: only the way to it through the script is shown.
     _write(_way(trace) if isinstance(error, GlasshouseError) else _traceback(error, trace))
     understood = _understood(error, "the script", Code.SCRIPT_FAILED)
-    return understood if understood is error else _SaidError(understood, error)
+    return understood if understood is error else _OwnError(understood, error)
 
 
 def ignored(error: BaseException, where: str) -> None:
@@ -122,8 +122,8 @@ def ignored(error: BaseException, where: str) -> None:
     _write(f"Exception ignored in {where}:\n" + _traceback(error, error.__traceback__ and error.__traceback__.tb_next))
 
 
-class _SaidError(RunError):
-    """What is said in the place of a script's own error."""
+class _OwnError(RunError):
+    """What is raised in the place of a script's own error."""
 
     def __init__(self, understood: GlasshouseError, own: BaseException) -> None:
         super().__init__(understood.code, understood.message, hint=understood.hint)
@@ -141,42 +141,12 @@ def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseEr
         )
     if code in COLLECTIVE:
         return RunError(code, f"{who} could not go on with the other ranks; its own words are above")
-    if _OTHER_BACKEND.search(str(error)):
-        return RunError(
-            code,
-            f"{who} asked for a backend of torch.distributed that there is none of here",
-            hint='the ranks of a job talk through `sealed` alone: init_process_group("sealed")',
-        )
-    if _WANTED_RANKS in str(error):
-        return RunError(
-            code,
-            f"{who} is written for several ranks, and was started as one process",
-            hint="start it with --ranks N, which sets what torchrun sets",
-        )
-    if isinstance(error, OSError) and error.errno == errno.ENXIO and str(error.filename).startswith(_STREAMS):
-        return RunError(
-            code,
-            f"{who} opened its output by name, and here that is no file",
-            hint="write to sys.stdout or sys.stderr, or to the descriptors 1 and 2",
-        )
-    if _wanted_shared_memory(error):
-        return RunError(
-            code,
-            f"{who} wanted memory that processes share, and the worker has none on this machine",
-            hint="do without processes: num_workers = 0 in a DataLoader, threads in the place of pools; or choose a "
-            "machine where `glasshouse doctor` finds every namespace",
-        )
-    if any(_RANGE_LOCK.search(_named(link)) for link in _chain(error)):
-        return RunError(
-            code,
-            f"{who} wanted to lock a part of a file, which every user of the machine would see",
-            hint="open SQLite's databases by file:PATH?nolock=1 (uri=True), and LMDB's with lock=False",
-        )
+    for recognised, what, hint in _REASONS:
+        if recognised(error):
+            return RunError(code, f"{who} {what}", hint=hint)
     if _wanted_network(error):
         return RunError(
-            code,
-            f"{who} wanted the network, and the worker has none: policy.egress is empty",
-            hint=_instead(error),
+            code, f"{who} wanted the network, and the worker has none: policy.egress is empty", hint=_instead(error)
         )
     if isinstance(error, SyntaxError):
         place = f"{Path(error.filename or 'the script').name} line {error.lineno}"
@@ -198,6 +168,39 @@ def _wanted_shared_memory(error: BaseException) -> bool:
     )
 
 
+# How to recognise a failure, what the training or the script did, and what to do.
+_REASONS: tuple[tuple[Callable[[BaseException], bool], str, str], ...] = (
+    (
+        lambda error: bool(_OTHER_BACKEND.search(str(error))),
+        "asked for a backend of torch.distributed that there is none of here",
+        'the ranks of a job talk through `sealed` alone: init_process_group("sealed")',
+    ),
+    (
+        lambda error: _WANTED_RANKS in str(error),
+        "is written for several ranks, and was started as one process",
+        "start it with --ranks N, which sets what torchrun sets",
+    ),
+    (
+        lambda error: (
+            isinstance(error, OSError) and error.errno == errno.ENXIO and str(error.filename).startswith(_STREAMS)
+        ),
+        "opened its output by name, and here that is no file",
+        "write to sys.stdout or sys.stderr, or to the descriptors 1 and 2",
+    ),
+    (
+        _wanted_shared_memory,
+        "wanted memory that processes share, and the worker has none on this machine",
+        "do without processes: num_workers = 0 in a DataLoader, threads in the place of pools; or choose a "
+        "machine where `glasshouse doctor` finds every namespace",
+    ),
+    (
+        lambda error: any(_RANGE_LOCK.search(_named(link)) for link in _chain(error)),
+        "wanted to lock a part of a file, which every user of the machine would see",
+        "open SQLite's databases by file:PATH?nolock=1 (uri=True), and LMDB's with lock=False",
+    ),
+)
+
+
 def _wanted_network(error: BaseException) -> bool:
     if environment.egress_open():
         return False
@@ -212,13 +215,13 @@ def _wanted_network(error: BaseException) -> bool:
 
 def _instead(error: BaseException) -> str:
     """Return what to do in the place of reaching the network: the same for all, but what is packed."""
-    said = " ".join(map(_named, _chain(error)))
-    if _WANDB.search(said):
+    chain = " ".join(map(_named, _chain(error)))
+    if _WANDB.search(chain):
         return (
             'set WANDB_MODE = "offline" in [env] and add its folder to outputs, as outputs = ["outputs/", "wandb/"]; '
             "when it is back: wandb sync"
         )
-    if _HUB.search(said):
+    if _HUB.search(chain):
         return "download the model or data set, add its folder to [inputs] in the job file, and load it from that path"
     return "add what it would download to [inputs] in the job file, and read it from there"
 

@@ -1,8 +1,7 @@
 """The first acts of a worker: no core dump, and no reading by processes of the same user.
 
-`execve` makes a process dumpable again, so the worker does this itself and only then says `ready`; the
-agent reads the result back from the kernel and does not believe the message. Imports next to nothing:
-the agent waits for it.
+`execve` makes a process dumpable again, so the worker does this itself and only then sends `ready`; the agent reads the
+result back from the kernel. Imports next to nothing: the agent waits for it.
 """
 
 from __future__ import annotations

@@ -25,16 +25,16 @@ def ready_frame(pid: int) -> bytes:
 
 
 def main() -> None:
-    """Close this process to others, say `ready`, tell the story, and end the process."""
+    """Close this process to others, send `ready`, do the run, and end the process."""
     close_to_others()
     words = sys.argv[1:]
     if "--fd" in words:
         os.write(int(words[words.index("--fd") + 1]), ready_frame(os.getpid()))
     if "--raw" in words:
-        from glasshouse.workloads.worker.raw_leg import tell
+        from glasshouse.workloads.worker.raw_leg import run_raw as run
     else:
-        from glasshouse.workloads.worker.worker_run import tell
-    code = tell(words)
+        from glasshouse.workloads.worker.worker_run import run_protected as run
+    code = run(words)
     sys.stdout.flush()
     sys.stderr.flush()
     # Frameworks take a second to take themselves down, and plaintext would live that much longer.

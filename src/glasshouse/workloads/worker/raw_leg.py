@@ -8,43 +8,44 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from glasshouse.task.channel import Channel, EventLines
 from glasshouse.task.inputs import FolderInputs, Inputs
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.group import SECRET_BYTES
-from glasshouse.workloads.params import KINDS, canonical
-from glasshouse.workloads.worker.worker_run import work
+from glasshouse.workloads import registry
+from glasshouse.workloads.process.job_control import JobControl
+from glasshouse.workloads.worker.worker_run import Leg, run_worker
 
 if TYPE_CHECKING:
     from glasshouse.workloads.distributed.rank_server import Given
 
-__all__ = ["tell"]
+__all__ = ["run_raw"]
 
 
-class Raw:
+class Raw(Leg):
     """Inputs are a plain folder; SIGTERM and SIGINT stop the job."""
 
-    def __init__(self, *, kind: str, params: Path, inputs: Path, outputs: Path, events: BinaryIO) -> None:
-        self.channel: Channel = EventLines(events, outputs)
+    def __init__(self, kind: str, params: Path, inputs: Path, channel: Channel) -> None:
+        self.channel = channel
         self._kind, self._params, self._inputs = kind, params, inputs
-        self._table: Mapping[str, Json] = {}
+        self._table: dict[str, Json] = {}
 
     def prepared(self) -> bool:
         return True
 
     def granted(self) -> tuple[Inputs, Mapping[str, Json]] | None:
-        self._table = canonical(self._kind, json.loads(self._params.read_text("utf-8")))
+        self._table = registry.canonical(self._kind, json.loads(self._params.read_text("utf-8")))
         return FolderInputs(self._inputs), self._table
 
-    def begin(self, on_stop: Callable[[], None]) -> None:
+    def begin(self, control: JobControl) -> None:
         def stop(_number: int, _frame: object) -> None:
             if not self.channel.stopping:
                 self.channel.stopping = True
-                on_stop()
+                control.stop()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
@@ -52,44 +53,32 @@ class Raw:
     def for_ranks(self) -> Given:
         from glasshouse.workloads.distributed.rank_server import Given
 
-        message: dict[str, Json] = {"inputs": str(self._inputs), "params": dict(self._table)}
-        return Given(secret=os.urandom(SECRET_BYTES), message=message, descriptors=(), closed_to_others=False)
+        message: dict[str, Json] = {"inputs": str(self._inputs), "params": self._table}
+        return Given(secret=os.urandom(SECRET_BYTES), message=message)
 
 
-def tell(argv: Sequence[str]) -> int:
+def run_raw(argv: Sequence[str]) -> int:
     """Run one workload whose process is closed to others; return 0 when it finished, 1 when it failed."""
-    arguments = _arguments(argv)
-    # Removed by hand: a TemporaryDirectory also goes when a script's exit handlers are run, which is before its end.
-    scratch = Path(tempfile.mkdtemp(prefix="glasshouse-raw-"))
-    try:
-        with _events(arguments.events) as events:
-            leg = Raw(
-                kind=arguments.workload,
-                params=arguments.params.resolve(),
-                inputs=arguments.inputs.resolve(),
-                outputs=arguments.outputs.resolve(),
-                events=events,
-            )
-            leg.channel.send({"type": "ready", "pid": os.getpid()})
-            workspace = arguments.workspace or scratch
-            return work(leg, arguments.workload, workspace, protected=False, ranks=arguments.ranks)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="glasshouse.workloads.worker", allow_abbrev=False)
     parser.add_argument("--raw", action="store_true")
-    parser.add_argument("--workload", choices=KINDS, required=True)
+    parser.add_argument("--workload", choices=tuple(registry.MODULES), required=True)
     parser.add_argument("--params", type=Path, required=True)
     parser.add_argument("--inputs", type=Path, required=True)
     parser.add_argument("--outputs", type=Path, required=True)
     parser.add_argument("--workspace", type=Path)
     parser.add_argument("--events", default="-", help="file for the messages, - for standard output")
     parser.add_argument("--ranks", type=int, help="run a script in this many processes of one group")
-    return parser.parse_args(argv)
-
-
-def _events(name: str) -> BinaryIO:
-    # The script's own standard output must not mix with a buffer of ours: unbuffered, line by line.
-    return os.fdopen(os.dup(1), "wb", buffering=0) if name == "-" else Path(name).open("ab", buffering=0)
+    given = parser.parse_args(argv)
+    # Unbuffered, line by line: the script's own standard output must not mix with a buffer of ours.
+    events = os.dup(1) if given.events == "-" else os.open(given.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    # Removed by hand: a TemporaryDirectory also goes when a script's exit handlers are run, which is before its end.
+    scratch = Path(tempfile.mkdtemp(prefix="glasshouse-raw-"))
+    try:
+        with os.fdopen(events, "wb", buffering=0) as stream:
+            channel = EventLines(stream, given.outputs.resolve())
+            channel.send({"type": "ready", "pid": os.getpid()})
+            leg = Raw(given.workload, given.params.resolve(), given.inputs.resolve(), channel)
+            workspace = given.workspace or scratch
+            return run_worker(leg, given.workload, workspace, protected=False, ranks=given.ranks)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A run as the worker lives it: prepare, take the grant, work, finish; the same under both legs.
+"""One run of a workload in the worker, from `prepare` to its result; the same under both legs.
 
 Every source is compiled anew at every start, so what only some runs need is imported where they need it.
 """
@@ -10,61 +10,72 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, RunError, UsageError
 from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
+from glasshouse.task.result import Result
 from glasshouse.task.session import install
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.group import MAX_MACHINES
-from glasshouse.workloads.params import Params, parse
+from glasshouse.wire.record import LEFT_OUT, Record, integer
+from glasshouse.wire.workloads import SCRIPT
+from glasshouse.workloads import registry
 from glasshouse.workloads.process import allocator, bytecode, environment, failures
-from glasshouse.workloads.process.stop_actions import Stop
+from glasshouse.workloads.process.job_control import JobControl
 
 if TYPE_CHECKING:
-    from glasshouse.task.granted import GrantInputs
     from glasshouse.task.inputs import Inputs
-    from glasshouse.task.result import Result
-    from glasshouse.workloads.distributed.machine_group import Machines
     from glasshouse.workloads.distributed.rank_server import Given
-    from glasshouse.workloads.measurement.wait_times import Hooks
+    from glasshouse.workloads.measurement.wait_times import WaitTimes
+    from glasshouse.workloads.params import Params
 
-__all__ = ["Leg", "tell", "work"]
-
-
-class Workload(Protocol):
-    """What each of `mlp`, `lora` and `script` is, as a module."""
-
-    def warm(self) -> None:
-        """Import the third-party modules that it needs whatever its parameters are."""
-
-    def run(self, task: Task, params: Any, on_stop: Callable[[Callable[[], None]], None]) -> Result:
-        """Do the work; `on_stop` takes what to call, from another thread, when the owner stops the job."""
+__all__ = ["Leg", "run_protected", "run_worker"]
 
 
 class Leg(Protocol):
-    """How a run begins under one of the two legs."""
+    """How a run begins under one of the two legs.
+
+    Attributes:
+        channel: where messages and outputs go.
+    """
 
     channel: Channel
 
     def prepared(self) -> bool:
         """Wait until the work may be prepared; False when the run is over before it began."""
+        ...
 
     def granted(self) -> tuple[Inputs, Mapping[str, Json]] | None:
         """Wait for the inputs and the parameters; None when the run is over before it began."""
 
-    def begin(self, on_stop: Callable[[], None]) -> None:
+    def begin(self, control: JobControl) -> None:
         """Listen for `stop` from now on."""
 
     def for_ranks(self) -> Given:
         """Return what each rank is handed, once `granted`."""
+        ...
 
 
-class Protected:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _GrantMessage(Record, name="grant", constants={"type": "grant"}):
+    """Comes with the descriptors of the grant, the package and, on one of several machines, the agent's relay."""
+
+    bytes: Annotated[int, integer(1)]  # of the grant
+    machines: Annotated[int | None, integer(2, MAX_MACHINES), LEFT_OUT] = None
+    machine: Annotated[int, integer(0, MAX_MACHINES - 1), LEFT_OUT] = 0  # which this is
+
+    def __post_init__(self) -> None:
+        if self.machine >= (self.machines or 1):
+            raise FormatError(Code.SCHEMA, "a grant for a machine that the group does not have")
+
+
+class Protected(Leg):
     """Inputs come from the agent as a grant in secret memory."""
 
     def __init__(self, descriptor: int, *, ranked: bool = False) -> None:
@@ -81,78 +92,61 @@ class Protected:
         return True
 
     def granted(self) -> tuple[Inputs, Mapping[str, Json]] | None:
+        from glasshouse.task.granted import GrantInputs
+
         message = self._link.receive()
         if message.get("type") == "stop":
             return None
-        size, machines = message.get("bytes"), message.get("machines")
-        if message.get("type") != "grant" or not isinstance(size, int) or size <= 0:
-            raise FormatError(Code.SCHEMA, "the agent sent something else where the grant belongs")
-        from glasshouse.task.granted import GrantInputs
-
-        secret, package, *relay = self._link.take_descriptors(2 if machines is None else 3)
-        inputs = GrantInputs(secret=secret, secret_bytes=size, package=package)
-        if self._ranked:
-            place = None if machines is None else _place(inputs, relay[0], message)
-            self._given = _given(inputs, secret, size, package, place)
-        else:
+        grant = _GrantMessage.from_json(message)
+        secret, package, *relay = self._link.take_descriptors(2 if grant.machines is None else 3)
+        inputs = GrantInputs(secret=secret, secret_bytes=grant.bytes, package=package)
+        if not self._ranked:
             os.close(secret)  # the mapping stays
+        elif inputs.group_secret is None:
+            raise FormatError(Code.SCHEMA, "a grant without a secret for the ranks")
+        else:
+            from glasshouse.workloads.distributed.machine_group import MachineGroup
+            from glasshouse.workloads.distributed.rank_server import Given
+
+            group = None
+            if grant.machines is not None:
+                own = socket.socket(fileno=relay[0])
+                group = MachineGroup(own, inputs.group_secret, machine=grant.machine, machines=grant.machines)
+            self._given = Given(
+                secret=inputs.group_secret,
+                message={"bytes": grant.bytes},
+                descriptors=(secret, package),
+                closed_to_others=True,
+                machines=group,
+            )
         return inputs, inputs.job
 
     def for_ranks(self) -> Given:
-        if self._given is None:
-            raise FormatError(Code.SCHEMA, "a grant without a secret for the ranks")
+        assert self._given is not None  # noqa: S101 - `granted` has set it
         return self._given
 
-    def begin(self, on_stop: Callable[[], None]) -> None:
-        self._link.listen(on_stop)
+    def begin(self, control: JobControl) -> None:
+        self._link.listen(control.stop)
 
 
-def _given(inputs: GrantInputs, secret: int, size: int, package: int, machines: Machines | None) -> Given:
-    from glasshouse.workloads.distributed.rank_server import Given
-
-    return Given(
-        secret=_group_secret(inputs),
-        message={"bytes": size},
-        descriptors=(secret, package),
-        closed_to_others=True,
-        machines=machines,
-    )
-
-
-def _place(inputs: GrantInputs, relay: int, message: Message) -> Machines:
-    from glasshouse.wire.fields import Fields
-    from glasshouse.workloads.distributed.machine_group import Machines
-
-    fields = Fields(message, "grant")
-    machines = fields.integer("machines", low=2, high=MAX_MACHINES)
-    machine = fields.integer("machine", high=machines - 1)
-    return Machines(socket.socket(fileno=relay), _group_secret(inputs), machine=machine, machines=machines)
-
-
-def _group_secret(inputs: GrantInputs) -> bytes:
-    if inputs.group_secret is None:
-        raise FormatError(Code.SCHEMA, "a grant without a secret for the ranks")
-    return inputs.group_secret
-
-
-def tell(argv: Sequence[str]) -> int:
-    """Run one workload under the protected leg, where `ready` was said already; return 0 when it finished, else 1.
+def run_protected(argv: Sequence[str]) -> int:
+    """Run one workload under the protected leg, where `ready` was sent already; return 0 when it finished, else 1.
 
     Args:
         argv: ``--fd N --workload KIND --workspace DIR [--ranks N]``, from the agent; a command line for people is
-            `raw.tell`.
+            `raw_leg.run_raw`.
     """
-    words = dict(zip(argv[::2], argv[1::2], strict=True))
-    descriptor, kind, workspace = words.pop("--fd"), words.pop("--workload"), words.pop("--workspace")
-    ranks = int(words.pop("--ranks")) if "--ranks" in words else None
-    if words:
-        raise ValueError("the worker was started with words that it does not know")
+    options = dict(zip(argv[::2], argv[1::2], strict=True))
+    descriptor, kind, workspace = options.pop("--fd"), options.pop("--workload"), options.pop("--workspace")
+    ranks = int(options.pop("--ranks")) if "--ranks" in options else None
+    if options:
+        raise ValueError("the worker was started with unknown options")
     leg = Protected(int(descriptor), ranked=ranks is not None)
-    return work(leg, kind, Path(workspace), protected=True, ranks=ranks)
+    return run_worker(leg, kind, Path(workspace), protected=True, ranks=ranks)
 
 
-def work(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | None = None) -> int:
-    """Live one run to its end; return 0 when it finished, 1 when it failed.
+def run_worker(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | None = None) -> int:
+    """Do one run to its end; return 0 when it finished, 1 when it failed.
 
     Args:
         workspace: an existing directory of this run alone.
@@ -161,7 +155,7 @@ def work(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
     try:
         result = _run(leg, kind, workspace.resolve(), protected=protected, ranks=ranks)
     except (ConnectionError, EOFError):
-        return 1  # the agent is gone; nothing is left to tell
+        return 1  # the agent is gone
     except BaseException as error:
         return _failed(leg.channel, error)
     finally:
@@ -197,23 +191,38 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
     allocator.keep_freed_memory()
     bytecode.allow_third_party()
     os.chdir(workspace)
-    workload = _workload(leg, kind) if ranks is None else _ranked(leg, kind, ranks)
+    workload = registry.load(kind)
+    warm, run = workload.warm, workload.run
+    if ranks is not None:
+        from glasshouse.workloads.distributed.ranked_script import RankedScript
+
+        if kind != SCRIPT:
+            raise UsageError(
+                Code.JOB_INVALID, f"{kind} runs in one process: several ranks are for a script of your own"
+            )
+        ranked = RankedScript(ranks, leg.for_ranks, leg.channel)
+        warm, run = ranked.warm, ranked.run
     started = time.perf_counter_ns()
-    workload.warm()
+    warm()
     leg.channel.send({"type": "imported", "us": (time.perf_counter_ns() - started) // 1000})
 
     granted = leg.granted()
     if granted is None:
         return None
     inputs, table = granted
-    params: Params = parse(kind, table)
-    if ranks is not None and params.slots is not None:
+    params = workload.Params.read(table)
+    channel, waits = leg.channel, None
+    if params.slots is not None and ranks is not None:
         raise UsageError(
             Code.JOB_INVALID,
             "a job of several ranks cannot be measured: one process would wait for its slot and the others for it",
             hint="measure it in one process; make bench-collectives, in a checkout, measures the exchange of several",
         )
-    channel, inputs, hooks = (leg.channel, inputs, None) if params.slots is None else _timed(leg.channel, inputs)
+    if params.slots is not None:
+        from glasshouse.workloads.measurement.wait_times import TimedChannel, TimedInputs, WaitTimes
+
+        waits = WaitTimes()
+        channel, inputs = TimedChannel(channel, waits), TimedInputs(inputs, waits)
     task = Task(
         params=table,
         inputs=inputs,
@@ -223,13 +232,13 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
     )
     install(task)
     leg.channel.send({"type": "opened"})
-    stop = Stop()
-    leg.begin(stop.ask)
-    if params.slots is not None and hooks is not None:
-        _measure(task, params, params.slots, leg.channel, stop, hooks)
+    control = JobControl(partial(_conclude, leg.channel))
+    leg.begin(control)
+    if waits is not None:
+        _measure(task, params, leg.channel, control, waits)
     leg.channel.send({"type": "running"})
     try:
-        result = workload.run(task, params, stop.register)
+        result = run(task, params, control)
     except BaseException:
         _save_what_there_is(task)
         raise
@@ -237,23 +246,15 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
     return result.to_json()
 
 
-def _timed(channel: Channel, inputs: Inputs) -> tuple[Channel, Inputs, Hooks]:
-    """Return a measured job's channel and inputs, and what adds up how long they took."""
-    from glasshouse.workloads.measurement.wait_times import Hooks, TimedChannel, TimedInputs
-
-    hooks = Hooks()
-    return TimedChannel(channel, hooks), TimedInputs(inputs, hooks), hooks
-
-
-def _measure(task: Task, params: Params, slots: Mapping[str, Json], channel: Channel, stop: Stop, hooks: Hooks) -> None:
-    """Let the job take its slots, from its first step on, and end with its schedule."""
-    from glasshouse.workloads.measurement.measured_steps import Measured
+def _measure(task: Task, params: Params, channel: Channel, control: JobControl, waits: WaitTimes) -> None:
+    """Have the job's steps wait for their slots, from the first on, and the job end with its schedule."""
+    from glasshouse.workloads.measurement.measured_steps import MeasuredSteps
 
     def end() -> None:
         channel.stopping = True
-        stop.ask()
+        control.stop()
 
-    measured = Measured(slots, task, end=end, hooks=hooks, profile=params.profile)
+    measured = MeasuredSteps(params.slots or {}, task, end=end, waits=waits, profile=params.profile)
     task.measure_by(measured.boundary, measured.record)
 
 
@@ -262,31 +263,6 @@ def _save_what_there_is(task: Task) -> None:
     try:
         task.close()
     except GlasshouseError as refused:
-        failures.say(refused)
-    except Exception:  # noqa: S110 - the failure that is under way is the one to tell
+        failures.report(refused)
+    except Exception:  # noqa: S110 - the failure that is under way is the one to report
         pass
-
-
-def _ranked(leg: Leg, kind: str, ranks: int) -> Workload:
-    if kind != "script":
-        raise UsageError(Code.JOB_INVALID, f"{kind} runs in one process: several ranks are for a script of your own")
-    from glasshouse.workloads.distributed.ranked_script import Ranked
-
-    return Ranked(ranks, leg.for_ranks, leg.channel)
-
-
-def _workload(leg: Leg, kind: str) -> Workload:
-    # Each is imported only where it runs: a script must not pay for a framework that it does not use.
-    if kind == "mlp":
-        from glasshouse.workloads.builtin import mlp
-
-        return mlp
-    if kind == "lora":
-        from glasshouse.workloads.builtin import lora
-
-        return lora
-    if kind == "script":
-        from glasshouse.workloads.builtin.script import Script
-
-        return Script(partial(_conclude, leg.channel))
-    raise RunError(Code.WORKER_FAILED, "there is no such workload")

@@ -17,91 +17,73 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from glasshouse.errors import Code, RunError
 from glasshouse.workloads.process import failures
 
-__all__ = ["File", "Module", "Program", "execute", "leaving"]
-
-
-class Program(Protocol):
-    """What is run.
-
-    Attributes:
-        folder: where it looks for modules first.
-    """
-
-    folder: Path
-
-    def code(self, module: types.ModuleType) -> types.CodeType:
-        """Return what to execute in `module`, after saying there what it is; may fail as the script does."""
-
-
-class File:
-    """A script, as ``python PATH``."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.folder = path, path.parent
-
-    def code(self, module: types.ModuleType) -> types.CodeType:
-        module.__file__ = sys.argv[0] = str(self.path)
-        return compile(self.path.read_bytes(), str(self.path), "exec", dont_inherit=True)
-
-
-class Module:
-    """A module, as ``python -m NAME``."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
-
-    def code(self, module: types.ModuleType) -> types.CodeType:
-        spec = importlib.util.find_spec(self.name)  # imports the packages that it lies in
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{self.name}.__main__")
-        code = None if spec is None or spec.loader is None else spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
-        if spec is None or code is None:
-            raise ModuleNotFoundError(f"No module named {self.name!r}, or it cannot be run", name=self.name)
-        module.__spec__, module.__file__, module.__package__ = spec, spec.origin, spec.parent
-        sys.argv[0] = str(spec.origin)
-        return cast(types.CodeType, code)
+__all__ = ["execute", "leaving"]
 
 
 def execute(
-    program: Program, arguments: tuple[str, ...], folder: Path, *, expected: Callable[[BaseException], bool]
+    folder: Path,
+    *,
+    script: str | None,
+    module: str | None,
+    arguments: tuple[str, ...],
+    expected: Callable[[BaseException], bool],
 ) -> None:
     """Run a script or module to the end of its interpreter.
 
     Args:
-        program: what to run.
-        arguments: its command line.
         folder: the working directory.
+        script: a path below it; or else
+        module: the name of a module.
+        arguments: the command line.
         expected: whether an exception that ends the script is no failure of it, and is raised as it is.
 
     Raises:
         GlasshouseError: for the failure of the script, after everything that it left to its end was done.
     """
-    module = types.ModuleType("__main__")
-    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    sys.modules["__main__"] = module
+    path = None if script is None else folder / script
+    searched = str(folder if path is None else path.parent)
+    main = types.ModuleType("__main__")
+    main.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    sys.modules["__main__"] = main
     sys.argv = ["-m", *arguments]
-    sys.path.insert(0, str(program.folder))
+    sys.path.insert(0, searched)
     os.chdir(folder)
     failure: BaseException | None = None
     try:
-        exec(program.code(module), module.__dict__)  # noqa: S102 - it is the job
+        exec(_code(main, path, str(module)), main.__dict__)  # noqa: S102 - it is the job
     except SystemExit as end:
         failure = _ended(end.code)
     except BaseException as error:
         failure = error if expected(error) else failures.of_script(error, _own(error.__traceback__))
         error.__traceback__ = None  # it holds the variables of every function that the failure went through
     try:
-        _finalize(module)
+        _finalize(main)
     finally:
         # What Glasshouse imports from here on is not to be found in the owner's folder.
-        sys.path[:] = [entry for entry in sys.path if entry != str(program.folder)]
+        sys.path[:] = [entry for entry in sys.path if entry != searched]
     if failure is not None:
         raise failure from None
+
+
+def _code(main: types.ModuleType, path: Path | None, name: str) -> types.CodeType:
+    """Return what is executed in `main`, with the attributes that ``python`` sets there; fails as the script does."""
+    if path is not None:
+        main.__file__ = sys.argv[0] = str(path)
+        return compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    spec = importlib.util.find_spec(name)  # imports the packages that it lies in
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    code = None if spec is None or spec.loader is None else spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+    if spec is None or code is None:
+        raise ModuleNotFoundError(f"No module named {name!r}, or it cannot be run", name=name)
+    main.__spec__, main.__file__, main.__package__ = spec, spec.origin, spec.parent
+    sys.argv[0] = str(spec.origin)
+    return cast(types.CodeType, code)
 
 
 def _own(trace: types.TracebackType | None) -> types.TracebackType | None:
@@ -112,7 +94,7 @@ def _own(trace: types.TracebackType | None) -> types.TracebackType | None:
 
 
 def _ended(code: object) -> RunError | None:
-    """Take the words and the number with which a script ends itself as the interpreter would."""
+    """Return the failure of a script that ends itself with this status, as the interpreter would."""
     if code in (None, 0):
         return None
     if isinstance(code, int):

@@ -1,0 +1,105 @@
+"""The workloads: each is a module, and a line here (its name is also in `wire.workloads`, for formats).
+
+Law: a module imports a training framework only within `warm` and `run`; job files are checked without any.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+from glasshouse.errors import Code, UsageError
+from glasshouse.task.handle import Task
+from glasshouse.task.result import Result
+from glasshouse.wire.canonical import Json
+from glasshouse.workloads.fields import invalid
+from glasshouse.workloads.params import Example, Params, PlainFile, travelling
+from glasshouse.workloads.process.job_control import JobControl
+
+__all__ = ["MODULES", "Workload", "canonical", "examine", "load", "missing_frameworks", "parse"]
+
+MODULES = {
+    "mlp": "glasshouse.workloads.builtin.mlp",
+    "lora": "glasshouse.workloads.builtin.lora",
+    "script": "glasshouse.workloads.builtin.script",
+}
+"""The module of each."""
+
+
+class Workload(Protocol):
+    """What a workload's module has.
+
+    Attributes:
+        Params: its parameters.
+        FRAMEWORKS: the distributions that it imports itself.
+        EXAMPLE: a job to begin with.
+    """
+
+    Params: type[Params]
+    FRAMEWORKS: tuple[str, ...]
+    EXAMPLE: Example
+
+    def examine(self, params: Any, files: Mapping[str, PlainFile]) -> list[str]:
+        """Check what will be packed under these names; see `registry.examine`."""
+        ...
+
+    def warm(self) -> None:
+        """Import the third-party modules that it needs whatever its parameters are."""
+
+    def run(self, task: Task, params: Any, control: JobControl) -> Result:
+        """Do the work."""
+        ...
+
+
+def load(kind: str) -> Workload:
+    """Return a workload's module; raises `UsageError` where there is none of that name."""
+    if kind not in MODULES:
+        raise invalid("workload", f"one of {', '.join(MODULES)}", kind)
+    return cast(Workload, importlib.import_module(MODULES[kind]))
+
+
+def parse(kind: str, table: Mapping[str, Any]) -> Params:
+    """Check the `[params]` of a job file.
+
+    Args:
+        kind: the workload.
+        table: as parsed from TOML, or what `canonical` returned.
+
+    Raises:
+        UsageError: `job-invalid`, naming the key.
+    """
+    return load(kind).Params.read(table)
+
+
+def canonical(kind: str, table: Mapping[str, Any]) -> dict[str, Json]:
+    """Return checked `[params]` as they travel in the sealed index; raises as `parse`."""
+    parse(kind, table)
+    return {name: travelling(value) for name, value in table.items()}
+
+
+def examine(kind: str, params: Params, files: Mapping[str, PlainFile]) -> list[str]:
+    """Check a job's files against its parameters; return what could not be checked here, and what is passed over.
+
+    Args:
+        kind: the workload.
+        params: checked.
+        files: what will be packed, by its names in the package.
+
+    Raises:
+        UsageError: `job-invalid` or `file-missing`, naming file, line and key, and what to do.
+    """
+    for key in params.INPUTS:
+        name = getattr(params, key)
+        if name is not None and name not in files:
+            shown = ", ".join([*files][:5]) + (" ..." if len(files) > 5 else "")
+            raise UsageError(Code.JOB_INVALID, f"params.{key} = {name!r} is not among the [inputs]: {shown}")
+    return load(kind).examine(params, files)
+
+
+def missing_frameworks(kind: str, installed: Mapping[str, str] | None = None) -> list[str]:
+    """Return what a workload imports itself and is not installed: here, or among the versions of another machine."""
+    if installed is None:
+        return [name for name in load(kind).FRAMEWORKS if importlib.util.find_spec(name) is None]
+    return [name for name in load(kind).FRAMEWORKS if name not in installed]
