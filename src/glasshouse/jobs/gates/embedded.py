@@ -29,12 +29,10 @@ from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, Usa
 from glasshouse.jobs.owner.files import locked, private_folder, read_state, write_state
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
-from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.owner.rundir import FilePath, RunFolder
 from glasshouse.wire.base64url import b64decode
-from glasshouse.wire.members import Codec
 from glasshouse.wire.record import Member, Record, octets, text
 
-_PATH = Codec(lambda value, where: Path(text(4096).read(value, where)), str)
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 # A launch file's URL holds no spaces, and a Unix socket's name no more than about a hundred bytes.
@@ -47,7 +45,7 @@ class Serving(Record, name="broker record"):
 
     process: ProcessName
     runtime_url: Annotated[str, text(4096)]  # what runtimes call
-    owner_socket: Annotated[Path, _PATH]
+    owner_socket: FilePath
     public: Annotated[bytes, octets(32), Member("broker_public")]  # its signing key
     embedded: bool  # whether it ends with the last run
 

@@ -20,12 +20,12 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.owner.files import (
@@ -40,11 +40,20 @@ from glasshouse.jobs.owner.files import (
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.wire.group import Group
+from glasshouse.wire.members import Codec
+from glasshouse.wire.record import Record, raw, text
 
 GIVEN_UP = Code.PLACE_UNREACHABLE
 """Why a run is recorded as lost whose machine never came back: what became of it there is not known."""
 
 _ID_CHARS = 32
+_Text: TypeAlias = Annotated[str, text(4096)]
+FilePath: TypeAlias = Annotated[Path, Codec(lambda value, where: Path(text(4096).read(value, where)), str)]
+# What records of earlier versions do not have.
+_LATER = dict.fromkeys(("blamed", "gate", "group", "max_output_bytes", "placed_us", "sent")) | {
+    "place": "local",
+    "placed": True,
+}
 _PIECE_BYTES = 1 << 20
 
 
@@ -57,41 +66,41 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunRecord:
+class RunRecord(Record, name="run record"):
     """The record in `run.json`."""
 
-    run_id: str  # 32 hex characters
-    name: str  # label for people
-    workload: str  # `mlp`, `lora` or `script`
-    package: Path  # path of the sealed package, in this folder; of an earlier version's record, anywhere
-    package_id: str  # which package, hex
-    manifest_sha256: str
-    assurance: str  # what its owner demands
-    profile: str
+    run_id: _Text  # 32 hex characters
+    name: _Text  # label for people
+    workload: _Text  # `mlp`, `lora` or `script`
+    package: FilePath  # path of the sealed package, in this folder; of an earlier version's record, anywhere
+    package_id: _Text  # which package, hex
+    manifest_sha256: _Text
+    assurance: _Text  # what its owner demands
+    profile: _Text
     created_us: int  # when it was started
     max_duration_s: int  # a longer run is wiped
     phase: Phase = Phase.PREPARING  # where it is
-    deployment: str | None = None  # the broker's id for it, once there is one
-    broker: Path | None = None  # the owner socket of its broker, once there is one
+    deployment: _Text | None = None  # the broker's id for it, once there is one
+    broker: FilePath | None = None  # the owner socket of its broker, once there is one
     supervisor: ProcessName | None = None  # the processes that run it; of a place elsewhere the second is None
     agent: ProcessName | None = None
     ended_us: int | None = None  # when it ended
-    outcome: str | None = None  # how it ended; `lost` when that is not known
-    code: str | None = None
+    outcome: _Text | None = None  # how it ended; `lost` when that is not known
+    code: _Text | None = None
     # Of its receipt: `good`, `incomplete`, `not-completed` or `invalid`.
-    verdict: str | None = None
+    verdict: _Text | None = None
     exit_code: int | None = None  # what its supervisor ended with
     # The last progress in its events, so that a list of runs need not read their logs.
-    progress: dict[str, Any] | None = None
+    progress: Annotated[dict[str, Any] | None, raw()] = None
     # Its place in a group of ranks; None for a run in one process. Machine 0's record has the end of the whole group.
     group: Group | None = None
     blamed: int | None = None  # of a group that did not complete: the machine because of which
-    place: str = "local"  # where it runs, `local` or a machine's name or address
+    place: _Text = "local"  # where it runs, `local` or a machine's name or address
     placed: bool = False  # of a place elsewhere: whether a start was ever requested
     placed_us: int | None = None  # and when; None on this machine
-    sent: str | None = None  # what its package is called there; None where it is not sent
+    sent: _Text | None = None  # what its package is called there; None where it is not sent
     max_output_bytes: int | None = None  # the most that its outputs may have together; None for a run on this machine
-    gate: str | None = None  # the name of the gate that releases its key; None for the embedded broker
+    gate: _Text | None = None  # the name of the gate that releases its key; None for the embedded broker
 
     @property
     def alive(self) -> bool:
@@ -102,33 +111,6 @@ class RunRecord:
     def active(self) -> bool:
         """Whether the run has not ended and something still works on it."""
         return self.phase is not Phase.ENDED and self.alive
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object in `run.json`."""
-        return asdict(self) | {
-            "package": str(self.package),
-            "broker": self.broker and str(self.broker),
-            "group": self.group and self.group.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> RunRecord:
-        """Inverse of `to_json`; raises KeyError, TypeError, ValueError or FormatError."""
-        value = {"placed": True} | value  # which records of earlier versions do not have
-        known = {field.name: value[field.name] for field in fields(cls) if field.name in value}
-        known |= {"package": Path(known["package"]), "phase": Phase(known["phase"])}
-        for name, read in _READ.items():
-            if known.get(name) is not None:
-                known[name] = read(known[name])
-        return cls(**known)
-
-
-_READ: dict[str, Callable[[Any], Any]] = {
-    "agent": ProcessName.from_json,
-    "broker": Path,
-    "group": Group.from_json,
-    "supervisor": ProcessName.from_json,
-}
 
 
 class RunFolder:
@@ -257,8 +239,8 @@ class RunFolder:
         """Return the record; raises `UsageError`."""
         value = read_state(self._record, what="run record")
         try:
-            return RunRecord.from_json(value)
-        except (FormatError, KeyError, TypeError, ValueError):
+            return RunRecord.from_json(_LATER | value)
+        except FormatError:
             raise UsageError(Code.USAGE, f"the run record {self._record} is damaged") from None
 
     def save(self, record: RunRecord) -> RunRecord:
