@@ -40,10 +40,17 @@ class _Found:
     identity: tuple[int, ...]
 
     def open(self) -> BinaryIO:
-        stream = _open_file(self.folder, self.parts)
+        where = self.folder.joinpath(*self.parts)
+        try:
+            parent = _descend(self.folder, self.parts[:-1])
+            try:
+                stream = os.fdopen(os.open(self.parts[-1], _FILE, dir_fd=parent), "rb")
+            finally:
+                os.close(parent)
+        except OSError as error:
+            raise UsageError(Code.SOURCE_CHANGED, f"{where} can no longer be read: {error.strerror}") from None
         if _identity(os.fstat(stream.fileno())) != self.identity:
             stream.close()
-            where = self.folder.joinpath(*self.parts)
             raise UsageError(Code.SOURCE_CHANGED, f"{where} changed while it was being sealed")
         return stream
 
@@ -256,19 +263,6 @@ def _descend(folder: Path, parts: tuple[str, ...]) -> int:
     """Open a folder component by component; the caller closes it."""
     # The job file's own folder may be reached through links: the owner named it.
     return descend(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), parts, _PASS)
-
-
-def _open_file(folder: Path, parts: tuple[str, ...]) -> BinaryIO:
-    where = folder.joinpath(*parts)
-    try:
-        parent = _descend(folder, parts[:-1])
-        try:
-            descriptor = os.open(parts[-1], _FILE, dir_fd=parent)
-        finally:
-            os.close(parent)
-    except OSError as error:
-        raise UsageError(Code.SOURCE_CHANGED, f"{where} can no longer be read: {error.strerror}") from None
-    return os.fdopen(descriptor, "rb")
 
 
 def _identity(found: os.stat_result) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ def add_machine(home: Home, name: str, machine: Machine, *, replace: bool = Fals
     known = known_machines(home)
     if name in known and not replace:
         raise UsageError(Code.USAGE, f"{name} is {known[name].url}", hint="--force takes the new address")
-    _write(home, known | {name: machine})
+    write_state(home.machines, {one: asdict(kept) for one, kept in (known | {name: machine}).items()})
 
 
 def remove_machine(home: Home, name: str) -> Machine:
@@ -94,7 +94,7 @@ def remove_machine(home: Home, name: str) -> Machine:
                 run = record.run_id[:8]
                 raise UsageError(Code.USAGE, f"run {run} goes on there", hint=f"stop it first: glasshouse stop {run}")
     machine = known.pop(name)
-    _write(home, known)
+    write_state(home.machines, {one: asdict(kept) for one, kept in known.items()})
     return machine
 
 
@@ -235,10 +235,6 @@ def _unknown(name: str, known: dict[str, Machine]) -> UsageError:
     return UsageError(
         Code.USAGE, f"no machine is called {name!r}; known: {names}", hint="glasshouse machine add NAME ssh://user@host"
     )
-
-
-def _write(home: Home, machines: dict[str, Machine]) -> None:
-    write_state(home.machines, {name: asdict(one) for name, one in machines.items()})
 
 
 def _gate(home: Home) -> socket.socket:

@@ -123,7 +123,14 @@ def fetch(
         current = out
         for part in target.relative_to(out).parts[:-1]:  # none of which may be a link
             current = private_folder(current / part, close=False)
-        _refuse_same_file(target, written.setdefault(folded(one.name), target))
+        earlier = written.setdefault(folded(one.name), target)
+        if target != earlier and is_there(target) and target.samefile(earlier):
+            # The file system does not separate upper from lower case: nothing is written over what was just written.
+            raise UsageError(
+                Code.USAGE,
+                f"{target} is one file with {earlier} here, and the run returned two",
+                hint="fetch into a folder of a file system that separates upper from lower case",
+            )
         content = partial(_decrypt_same, folder, output, receipt, sealing, one.sha256)
         write_private(target, content, replace=force)
     return [replace(one, path=target) for one, target in zip(found, targets, strict=True)]
@@ -171,13 +178,3 @@ def _open_sealed(folder: RunFolder, output: Output) -> BufferedReader:
         raise PackageError(Code.OUTPUT_UNNAMED, f"{path.name} is not the file that the receipt names")
     stream.seek(0)
     return stream
-
-
-def _refuse_same_file(target: Path, earlier: Path) -> None:
-    """Refuse to write over what was just written, where the file system does not separate upper from lower case."""
-    if target != earlier and is_there(target) and target.samefile(earlier):
-        raise UsageError(
-            Code.USAGE,
-            f"{target} is one file with {earlier} here, and the run returned two",
-            hint="fetch into a folder of a file system that separates upper from lower case",
-        )

@@ -100,13 +100,19 @@ def summary(
         rental, cost: as of `rental_and_cost`.
     """
     receipt = None if conclusion is None else conclusion.receipt
+    chain = conclusion and conclusion.verified and conclusion.verified.chain
     return {
         "run_id": record.run_id,
         "name": record.name,
         "state": (seen.state or State.CREATED).value,
         "outcome": conclusion and conclusion.outcome.value,
         "code": conclusion and conclusion.code and conclusion.code.value,
-        "attestation": _attestation(conclusion),
+        "attestation": chain
+        and {
+            "key_released": chain.ear is not None,
+            "ear_status": chain.ear and chain.ear.status.value,
+            "evidence_sha256": chain.receipt.evidence_sha256 and chain.receipt.evidence_sha256.hex(),
+        },
         "assurance": receipt and receipt.assurance and receipt.assurance.value,
         "hardening": receipt
         and {
@@ -158,17 +164,6 @@ def _group(group: Group, conclusion: Conclusion | None) -> dict[str, Any]:
             }
             for machine, end in enumerate(ends)
         ],
-    }
-
-
-def _attestation(conclusion: Conclusion | None) -> dict[str, Any] | None:
-    if conclusion is None or conclusion.verified is None:
-        return None
-    receipt, ear = conclusion.verified.chain.receipt, conclusion.verified.chain.ear
-    return {
-        "key_released": ear is not None,
-        "ear_status": ear and ear.status.value,
-        "evidence_sha256": receipt.evidence_sha256 and receipt.evidence_sha256.hex(),
     }
 
 
