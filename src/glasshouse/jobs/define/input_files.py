@@ -60,8 +60,7 @@ class Gathered:
     """What a job's inputs are."""
 
     sources: list[Source]  # each file, in the order of spec/sealed-package.md section 5
-    # What of the folders is not packed, relative to the job file's folder; a folder ends with a slash.
-    left_out: list[str]
+    left_out: list[str]  # relative to the job file's folder; a folder ends with a slash
 
 
 def gather(

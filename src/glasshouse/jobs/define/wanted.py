@@ -78,8 +78,7 @@ class Wanted:
     """A checked `[machine]`."""
 
     on: str | None  # where, by the job; None where it has none
-    # What a rented machine must have; without a value in the job `most_per_hour_usd` is 0 and `image` empty.
-    options: Options
+    options: Options  # with `most_per_hour_usd` 0 and `image` empty where the job has none
     caps: Caps  # what ends a rental
     python: str  # the interpreter there
     cluster: Cluster  # of Slurm: which

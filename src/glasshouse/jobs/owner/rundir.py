@@ -87,13 +87,10 @@ class RunRecord(Record, name="run record"):
     ended_us: int | None = None  # when it ended
     outcome: _Text | None = None  # how it ended; `lost` when that is not known
     code: _Text | None = None
-    # Of its receipt: `good`, `incomplete`, `not-completed` or `invalid`.
-    verdict: _Text | None = None
+    verdict: _Text | None = None  # on its receipt
     exit_code: int | None = None  # what its supervisor ended with
-    # The last progress in its events, so that a list of runs need not read their logs.
-    progress: Annotated[dict[str, Any] | None, raw()] = None
-    # Its place in a group of ranks; None for a run in one process. Machine 0's record has the end of the whole group.
-    group: Group | None = None
+    progress: Annotated[dict[str, Any] | None, raw()] = None  # the last in its events, for lists of runs
+    group: Group | None = None  # in a group of ranks; machine 0's record has the end of the whole group
     blamed: int | None = None  # of a group that did not complete: the machine because of which
     place: _Text = "local"  # where it runs, `local` or a machine's name or address
     placed: bool = False  # of a place elsewhere: whether a start was ever requested

@@ -43,8 +43,7 @@ class Machine:
     folder: str = OWN_FOLDER
     config: str | None = None  # a configuration file of ssh; None for the user's own
     address: str | None = None  # where the other machines of a group reach it; None for where ssh does
-    # A file that `glasshouse runtime bundle` made, to be had there; None where Glasshouse is installed.
-    bundle: str | None = None
+    bundle: str | None = None  # of `glasshouse runtime bundle`; None where Glasshouse is installed
 
     def way(self) -> tuple[Way, str]:
         """Return how it is reached, and the folder of the place there; raises `UsageError`."""

@@ -94,13 +94,11 @@ class Rental:
     created_us: int  # when it was decided
     caps: Caps  # what ends it
     python: str  # the interpreter on the machine
-    # The process that gives it back at the end of its run; when that is gone, another that has claimed the journal may.
-    keeper: ProcessName | None
+    keeper: ProcessName | None  # gives it back at the end of its run; when it is gone, another that claims it does
     keeper_host: str = ""  # where that runs, and since which start of that machine
     keeper_boot: str = ""
     cluster: Cluster | None = None  # of a provider that is one; None for others
-    # As of `Provider.account` with the run's id: that another account does not find a machine shows nothing.
-    account: str = ""
+    account: str = ""  # as of `Provider.account`: another account does not find the machine
     stopped_by: str = ""  # the cap that ended the run, in words; empty where none did
     attempts: tuple[Attempt, ...] = ()  # the machines that were asked for, in order
 

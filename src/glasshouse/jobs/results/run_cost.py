@@ -85,21 +85,15 @@ class Cost:
     over: bool  # whether it costs no more: every machine is shown to be gone, or none was rented
     usd_per_hour: Decimal | None  # of the machine that it was on
     since_us: int | None  # when the first machine was asked for
-    # Of all machines that were asked for, until each was shown to be gone; on a machine of the owner's, the run.
-    total: Share | None
+    total: Share | None  # of all machines until each was shown to be gone; on the owner's own, the run
     booting: Share | None  # until the run's machine could be logged in to, with all of those that never could
-    # From then until the runtime was asked for: logging in, looking at the machine, the package.
-    uploading: Share | None
+    uploading: Share | None  # from then until the runtime was requested: login, examination, package
     training: Share | None  # what the workload itself took
-    # What the runtime took beside the training and the worker's own imports: F. Outputs that were sealed while the
-    # training went on count in both.
-    protecting: Share | None
-    # Of the total: imports, fetching, giving back; None also where the parts are more than the total.
-    rest: Share | None
+    protecting: Share | None  # of the runtime beside training and imports; sealing during training is in both
+    rest: Share | None  # imports, fetching, giving back; None where the parts exceed the total
     fits: bool  # whether the parts are no more than the total
     slowdown: Slowdown | None  # of a measurement; None where none was named
-    # What of the training that makes, at the two ends of the interval; None where nothing bears it.
-    slowed: tuple[Share, Share] | None
+    slowed: tuple[Share, Share] | None  # of the training, at the two ends of the interval
     unit: str | None  # the work that the receipt names, and what one costs of the total, to three digits
     done: int | None
     usd_per_unit: Decimal | None
