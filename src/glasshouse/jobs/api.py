@@ -24,12 +24,12 @@ from glasshouse.jobs.define.seal_job import Sealed, public_part
 from glasshouse.jobs.define.seal_job import seal as seal_job
 from glasshouse.jobs.owner.files import is_file
 from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.known_owners import Anchor, Trust, recognise
+from glasshouse.jobs.owner.known_owners import Anchor, OwnerTrust, recognise
 from glasshouse.jobs.owner.owner_identity import OwnerPublic
 from glasshouse.jobs.owner.owner_identity import unlock as unlock_identity
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.places.rental_journal import Rental
-from glasshouse.jobs.results.collect import Opened
+from glasshouse.jobs.results.collect import RunOutput
 from glasshouse.jobs.results.fetching import Fetched, fetch_run
 from glasshouse.jobs.results.summary import account_of
 from glasshouse.jobs.supervise.follow import Seen
@@ -75,7 +75,7 @@ class Inspected:
 
     path: Path
     manifest: Manifest
-    trust: Trust
+    trust: OwnerTrust
     yours: bool | None
     key_here: bool
     bytes: int
@@ -102,7 +102,7 @@ class RunResult:
     code: Code | None
     verdict: str
     receipt: Receipt | None
-    outputs: tuple[Opened, ...]
+    outputs: tuple[RunOutput, ...]
     facts: Mapping[str, Any]
     exit_code: ExitCode
 

@@ -17,7 +17,7 @@ from glasshouse.cli.show.live_view import RunView
 from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.errors import Code, ExitCode, PackageError, UsageError
 from glasshouse.jobs.owner.owner_identity import OwnerPublic
-from glasshouse.jobs.results.collect import Opened
+from glasshouse.jobs.results.collect import RunOutput
 from glasshouse.jobs.results.run_logs import Segment
 from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.jobs.supervise.supervision import Ended
@@ -125,7 +125,7 @@ def test_the_summary_shows_names_of_outputs_escaped(tmp_path: Path, monkeypatch:
     world.tell(folder, world.run())
     conclusion = conclude(folder, owner_signing=world.owner.public, agent_exit=0)
     name = "one\n" + HOSTILE
-    one = Opened(sequence=0, name=name, kind="output", plain_bytes=7, sha256=bytes(32), salt=bytes(32))
+    one = RunOutput(sequence=0, name=name, kind="output", plain_bytes=7, sha256=bytes(32), salt=bytes(32))
     monkeypatch.setattr("glasshouse.jobs.results.summary.look_inside", lambda *_arguments, **_options: [one])
     output = CommandOutput(False)
     said = people(monkeypatch, output)

@@ -16,9 +16,17 @@ from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.broker.store.broker_state import DATABASE_NAME
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError, VerificationError
 from glasshouse.jobs.define.package_records import GivenTo, PackageRecord
-from glasshouse.jobs.gates.known_gates import Gate, add_gate, audit_gate, gate_name, gate_of, known_gates, remove_gate
+from glasshouse.jobs.gates.known_gates import (
+    KnownGate,
+    add_gate,
+    audit_gate,
+    gate_name,
+    gate_of,
+    known_gates,
+    remove_gate,
+)
 from glasshouse.jobs.gates.revocation import Revoked, holders, revoke
-from glasshouse.jobs.gates.run_broker import Standing
+from glasshouse.jobs.gates.run_broker import GateBroker
 from glasshouse.jobs.owner.home import Home
 from glasshouse.tamper.stage import Owner
 from glasshouse.wire.signing import SigningKey
@@ -54,7 +62,7 @@ def alice(gate: LocalBroker) -> Owner:
     return Owner(AtGate(gate), signing=ALICE)
 
 
-def pinned(gate: LocalBroker) -> Gate:
+def pinned(gate: LocalBroker) -> KnownGate:
     return gate_of(gate.gate_url, key=gate.broker_public.hex(), certificate=gate.certificate.sha256.hex())
 
 
@@ -172,7 +180,7 @@ def test_a_gate_is_meant_by_its_name_and_by_its_url(home: Home, gate: LocalBroke
 
 def test_the_usual_port_need_not_be_written(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GateClient, "check_known", lambda _self: None)
-    add_gate(home, "far", gate_of("https://Gate.example", key="ab" * 32, certificate=None))
+    add_gate(home, "far", gate_of("https://KnownGate.example", key="ab" * 32, certificate=None))
     assert gate_name(home, "https://gate.example:443/") == "far"
     for other in ("https://gate.example:444", "https://gate.example.org"):
         with pytest.raises(UsageError, match="no gate was added"):
@@ -204,12 +212,12 @@ def test_a_url_of_several_gates_that_differ_in_what_is_pinned_means_none(
 
 def test_whether_a_gate_keeps_what_runs_leave_can_be_asked(home: Home, gate: LocalBroker, tmp_path: Path) -> None:
     add_gate(home, "small", pinned(gate))
-    assert not Standing(home, "small").stores()
+    assert not GateBroker(home, "small").stores()
     with LocalBroker(tmp_path / "other", owners=(ALICE.public,), store_bytes=1 << 20) as keeping:
         add_gate(home, "large", pinned(keeping))
-        assert Standing(home, "large").stores()
+        assert GateBroker(home, "large").stores()
     with pytest.raises(PeerError):
-        Standing(home, "large").stores()
+        GateBroker(home, "large").stores()
 
 
 def test_a_gate_whose_database_was_put_back_is_given_no_key_after_a_revocation(home: Home, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from glasshouse.errors import Code, GlasshouseError, PlatformError, UsageError
 from glasshouse.jobs.references import image, tree
 from glasshouse.jobs.references.image import image_files
-from glasshouse.jobs.references.tree import Tree
+from glasshouse.jobs.references.tree import ImageTree
 
 LIBRARY = "usr/local/lib/python3.11"
 PACKAGES = f"{LIBRARY}/site-packages"
@@ -238,20 +238,20 @@ def test_links_that_lead_far_are_followed_within_bounds_for_the_whole_tree(
     for number in range(20):
         link(root, f"far/{number}", "/." * 500 + "/usr")
     monkeypatch.setattr(tree, "MAX_LOOKED_AT", 50_000, raising=False)
-    with Tree(root) as disk:
+    with ImageTree(root) as disk:
         for _ in range(50):
             assert disk.real("/far/0") == "/usr"
         with pytest.raises(OSError, match="more and longer paths"):
             [disk.real(f"/far/{number}") for number in range(20)]
     monkeypatch.setattr(tree, "MAX_ENTRIES", 3)
     (root / "empty").mkdir()
-    with Tree(root) as disk, pytest.raises(OSError, match="names to look at"):
+    with ImageTree(root) as disk, pytest.raises(OSError, match="names to look at"):
         [list(disk.listed("/empty")) for _ in range(4)]
 
 
 def test_a_folder_that_becomes_a_link_while_it_is_read_leads_nowhere(root: Path) -> None:
     secret = root.parent / "outside"
-    with Tree(root) as disk:
+    with ImageTree(root) as disk:
         path = f"/{PACKAGES}/glasshouse"
         (root / PACKAGES / "glasshouse" / "sitecustomize.py").touch()
         assert disk.real(path) == path

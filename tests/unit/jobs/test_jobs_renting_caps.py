@@ -19,7 +19,7 @@ from glasshouse.jobs.owner.files import write_private
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.places import rented_machine
 from glasshouse.jobs.places.rental_journal import Journal
-from glasshouse.jobs.places.rental_watch import POLL_S, SystemClock, Watch, deadline_us
+from glasshouse.jobs.places.rental_watch import POLL_S, RentalWatch, SystemClock, deadline_us
 from glasshouse.jobs.places.rented_machine import NO_MACHINE
 from glasshouse.jobs.supervise import runner
 from glasshouse.providers.rental.start_script import READY
@@ -99,7 +99,7 @@ def test_a_run_is_asked_to_end_before_its_cap_and_once(tmp_path: Path) -> None:
     asked: list[int] = []
     deadline, _ = deadline_us(journal.load())
     world.clock.us = deadline - 1_000_000
-    with Watch(journal, WorldProvider(world), lambda: asked.append(1), world.clock) as watch:
+    with RentalWatch(journal, WorldProvider(world), lambda: asked.append(1), world.clock) as watch:
         assert watch.stopped_by == ""
         world.clock.us = deadline + 1_000_000
         until(lambda: bool(asked))
@@ -113,7 +113,7 @@ def test_a_machine_that_its_provider_took_back_is_seen_to_be_gone_at_the_second_
     journal = begun(tmp_path, world)
     take(journal, world)
     world.machines[0].gone_us = world.clock.now_us()
-    with Watch(journal, WorldProvider(world), lambda: None, world.clock) as watch:
+    with RentalWatch(journal, WorldProvider(world), lambda: None, world.clock) as watch:
         for _ in range(3):
             before = len(world.calls)
             world.clock.sleep(130)
@@ -126,7 +126,7 @@ def test_a_provider_that_is_away_does_not_end_a_run(tmp_path: Path) -> None:
     journal = begun(tmp_path, world)
     take(journal, world)
     world.faults.away = 1000
-    with Watch(journal, WorldProvider(world), lambda: None, world.clock) as watch:
+    with RentalWatch(journal, WorldProvider(world), lambda: None, world.clock) as watch:
         for _ in range(3):
             before = len(world.calls)
             world.clock.sleep(130)
@@ -145,7 +145,7 @@ def test_a_machine_whose_run_goes_on_at_the_cap_is_given_back_though_its_provide
         raise RuntimeError
 
     world.clock.us = deadline + 1_000_000
-    with Watch(journal, WorldProvider(world), broken, world.clock) as watch:
+    with RentalWatch(journal, WorldProvider(world), broken, world.clock) as watch:
         until(lambda: bool(watch.stopped_by))
         assert world.running == ["m1"]
         world.faults.away = 2
@@ -179,7 +179,7 @@ def test_a_defect_of_ours_is_said_to_leave_the_machine_and_no_run_is_ended_by_it
 
     with monkeypatch.context() as patch:
         patch.setattr(WorldProvider, "find", broken)
-        with Watch(journal, WorldProvider(world), lambda: None, world.clock) as watch:
+        with RentalWatch(journal, WorldProvider(world), lambda: None, world.clock) as watch:
             for _ in range(3):
                 before = len(world.calls)
                 world.clock.sleep(130)
@@ -295,7 +295,7 @@ def test_a_clock_that_is_set_moves_no_cap_of_a_process_that_goes_on(
     monkeypatch.setattr(time, "time_ns", lambda: right_ns() + hours * 3_600_000_000_000)
     monkeypatch.setattr(time, "time", lambda: right_ns() / 1e9 + hours * 3600)
     assert abs(SystemClock().now_us() - before_us) < 600_000_000
-    with Watch(journal, WorldProvider(world), lambda: None, SystemClock()) as watch:
+    with RentalWatch(journal, WorldProvider(world), lambda: None, SystemClock()) as watch:
         watch.join(1.5)  # of three looks
     assert watch.stopped_by == ""
     assert world.running == ["m1"]
@@ -318,7 +318,7 @@ def test_a_machine_that_was_started_anew_has_lost_the_run_though_its_provider_sa
     nonce, provider = take(journal, world).nonce, WorldProvider(world)
     printed = f"{provider.output('m1')}{READY} {nonce} ssh-ed25519 {'B' * 68}\n"
     monkeypatch.setattr(provider, "output", lambda _machine: printed)
-    with Watch(journal, provider, lambda: None, world.clock) as watch:
+    with RentalWatch(journal, provider, lambda: None, world.clock) as watch:
         for _ in range(3):
             before = len(world.calls)
             world.clock.sleep(130)

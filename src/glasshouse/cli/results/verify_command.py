@@ -13,7 +13,7 @@ from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.errors import ExitCode
 from glasshouse.jobs import api
 from glasshouse.jobs.owner.files import is_there
-from glasshouse.jobs.owner.known_owners import Trust
+from glasshouse.jobs.owner.known_owners import OwnerTrust
 from glasshouse.jobs.verify.owner_verdicts import ArtifactVerdict, PackageVerdict
 from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.jobs.verify.verify_group import GroupVerdict
@@ -80,7 +80,7 @@ def command(
     return int(verdict.exit_code)
 
 
-def _receipt(output: CommandOutput, key: str, verdict: Verdict, where: str, trust: Trust | None = None) -> None:
+def _receipt(output: CommandOutput, key: str, verdict: Verdict, where: str, trust: OwnerTrust | None = None) -> None:
     """Print a receipt's links, verdict, files and facts; `trust` is None for one of several machines."""
     output.say(f"From owner {key} to the end of the run{where}:", style="dim")
     _marks(output, ((name, link or "missing", link is not None) for name, link in verdict.links))
@@ -96,7 +96,7 @@ def _receipt(output: CommandOutput, key: str, verdict: Verdict, where: str, trus
     _facts(output, verdict)
 
 
-def _say(output: CommandOutput, trust: Trust, verdict: NamedVerdict) -> None:
+def _say(output: CommandOutput, trust: OwnerTrust, verdict: NamedVerdict) -> None:
     """Print the verdict; one under a key that nothing stands behind never looks like one under a known owner's."""
     good = verdict.exit_code is ExitCode.DONE and trust.known
     output.say(verdict.sentence, style="bold green" if good else "bold yellow")

@@ -8,7 +8,7 @@ import typer
 
 from glasshouse.cli.options import Force, HomeOptions
 from glasshouse.cli.setup.named import list_and_remove
-from glasshouse.jobs.gates.known_gates import Gate, add_gate, gate_of, known_gates, remove_gate
+from glasshouse.jobs.gates.known_gates import KnownGate, add_gate, gate_of, known_gates, remove_gate
 
 group = typer.Typer(no_args_is_help=True)
 
@@ -37,7 +37,7 @@ def add(
     options.output.say(f"{name} is the gate at {url} now.")
 
 
-def _facts(gate: Gate) -> dict[str, Any]:
+def _facts(gate: KnownGate) -> dict[str, Any]:
     return {"url": gate.url} | gate.to_json()
 
 

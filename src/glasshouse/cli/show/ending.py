@@ -18,7 +18,7 @@ from glasshouse.evidence.results import Work
 from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.results.collect import Opened
+from glasshouse.jobs.results.collect import RunOutput
 from glasshouse.jobs.results.summary import Account, account_of, missing_checks
 from glasshouse.jobs.supervise.supervision import Ended
 from glasshouse.jobs.verify.conclusion import Conclusion
@@ -156,7 +156,7 @@ def output_line(name: str, plain_bytes: int, sha256: str) -> str:
 
 
 def _facts(
-    receipt: Receipt, opened: Sequence[Opened], lost: Uncollected | None, planned: int | None
+    receipt: Receipt, opened: Sequence[RunOutput], lost: Uncollected | None, planned: int | None
 ) -> dict[str, object]:
     facts: dict[str, object] = {}
     if receipt.work is not None:
@@ -179,7 +179,7 @@ def _facts(
     return facts
 
 
-def _outputs(receipt: Receipt, opened: Sequence[Opened]) -> str | None:
+def _outputs(receipt: Receipt, opened: Sequence[RunOutput]) -> str | None:
     if not receipt.outputs:
         return "none"
     if not opened:

@@ -27,7 +27,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gate(Record, name="gate"):
+class KnownGate(Record, name="gate"):
     """A gate that was added, and what of it is pinned."""
 
     url: Annotated[str, text(4096)]  # ``https://host[:port]``
@@ -45,24 +45,24 @@ class Gate(Record, name="gate"):
         return GateClient(self.url, self.line().connect, self.public, owner)
 
 
-def gate_of(url: str, *, key: str, certificate: str | None) -> Gate:
+def gate_of(url: str, *, key: str, certificate: str | None) -> KnownGate:
     """Return a gate from its URL, its signing key and the SHA-256 of its certificate in hex; raises `UsageError`."""
     hint = "the gate prints both when it starts"
     for what, given in (("key", key), ("certificate", certificate)):
         if given is not None and not _DIGEST.fullmatch(given):
             raise UsageError(Code.USAGE, f"not a gate's {what}: 64 hexadecimal digits", hint=hint)
     pinned = None if certificate is None else bytes.fromhex(certificate)
-    gate = Gate(url=url, public=bytes.fromhex(key), certificate=pinned)
+    gate = KnownGate(url=url, public=bytes.fromhex(key), certificate=pinned)
     gate.line()
     return gate
 
 
-def known_gates(home: Home) -> dict[str, Gate]:
+def known_gates(home: Home) -> dict[str, KnownGate]:
     """Return the gates that have a name here; raises `UsageError` for a damaged list."""
     return {name: gate for name, gate in _listed(home).items() if _NAME.fullmatch(name)}
 
 
-def gate_by_key(home: Home, public: bytes, *, called: str) -> tuple[str, Gate] | None:
+def gate_by_key(home: Home, public: bytes, *, called: str) -> tuple[str, KnownGate] | None:
     """Return a gate by its signing key, and its name, also after that was removed; `called` chooses among several."""
     listed = _listed(home)
     found = [name for name, gate in listed.items() if gate.public == public]
@@ -72,18 +72,18 @@ def gate_by_key(home: Home, public: bytes, *, called: str) -> tuple[str, Gate] |
     return (name if _NAME.fullmatch(name) else called), listed[name]
 
 
-def _listed(home: Home) -> dict[str, Gate]:
+def _listed(home: Home) -> dict[str, KnownGate]:
     """Return all gates, also those whose name was removed: see `_unnamed`."""
     if not is_there(home.gates):
         return {}
     listed = read_state(home.gates, what="list of gates")
     try:
-        return {name: Gate.from_json(one) for name, one in sorted(listed.items())}
+        return {name: KnownGate.from_json(one) for name, one in sorted(listed.items())}
     except FormatError:
         raise UsageError(Code.USAGE, f"the list of gates {home.gates} is damaged") from None
 
 
-def add_gate(home: Home, name: str, gate: Gate, *, force: bool = False) -> None:
+def add_gate(home: Home, name: str, gate: KnownGate, *, force: bool = False) -> None:
     """Give a gate a name, once it has answered with the key and the certificate that are pinned.
 
     Raises:
@@ -104,7 +104,7 @@ def add_gate(home: Home, name: str, gate: Gate, *, force: bool = False) -> None:
         _write(home, listed | {name: replace(gate, audited=audited)})
 
 
-def remove_gate(home: Home, name: str) -> Gate:
+def remove_gate(home: Home, name: str) -> KnownGate:
     """Remove a gate's name and return what it was; raises `UsageError` while a run or a package needs the name."""
     known = known_gates(home)
     gate = gate_named(home, name)
@@ -124,16 +124,16 @@ def remove_gate(home: Home, name: str) -> Gate:
     return gate
 
 
-def _without_name(gate: Gate) -> str:
+def _without_name(gate: KnownGate) -> str:
     return f"-{gate.public.hex()}"
 
 
-def _unnamed(listed: dict[str, Gate], name: str) -> dict[str, Gate]:
+def _unnamed(listed: dict[str, KnownGate], name: str) -> dict[str, KnownGate]:
     """Return the list with a gate under its key, which is no name, in place of its name."""
     return {_without_name(one) if other == name else other: one for other, one in listed.items()}
 
 
-def gate_named(home: Home, name: str) -> Gate:
+def gate_named(home: Home, name: str) -> KnownGate:
     """Return a gate by its name; raises `UsageError`."""
     known = known_gates(home)
     if name not in known:
@@ -170,7 +170,7 @@ def gate_name(home: Home, given: str) -> str:
     return min(found)
 
 
-def audit_gate(home: Home, gate: str | Gate, owner: SigningKey, *, newer: bool = False) -> list[Json]:
+def audit_gate(home: Home, gate: str | KnownGate, owner: SigningKey, *, newer: bool = False) -> list[Json]:
     """Return this owner's records in a gate's audit log, verified, and record where the log ends.
 
     Args:
@@ -204,10 +204,10 @@ def audit_own(home: Home) -> list[Json]:
     return records
 
 
-def _audited(listed: dict[str, Gate], gate: Gate) -> tuple[int, bytes]:
+def _audited(listed: dict[str, KnownGate], gate: KnownGate) -> tuple[int, bytes]:
     """Return where a gate's audit log ended last, under any of its names."""
     return max((one.audited for one in listed.values() if one.public == gate.public), default=gate.audited)
 
 
-def _write(home: Home, gates: dict[str, Gate]) -> None:
+def _write(home: Home, gates: dict[str, KnownGate]) -> None:
     write_state(home.gates, {name: one.to_json() for name, one in gates.items()})

@@ -13,7 +13,7 @@ from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError
 from glasshouse.jobs.define.package_records import PackageRecord
 from glasshouse.jobs.define.seal_job import public_part
 from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.gates.known_gates import Gate, audit_gate, gate_by_key, gate_named
+from glasshouse.jobs.gates.known_gates import KnownGate, audit_gate, gate_by_key, gate_named
 from glasshouse.jobs.owner.files import is_file, is_there
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import RunFolder
@@ -31,23 +31,23 @@ class Revoked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Holder:
+class KeyHolder:
     """A gate that may have a package's key."""
 
     name: str  # as it is called, or was
-    gate: Gate | None  # None where its record is gone
+    gate: KnownGate | None  # None where its record is gone
     deployed: bool  # whether it confirmed that it has the key
 
 
-def holders(package_id: str, home: Home, *, also: str | None = None) -> tuple[Holder, ...]:
+def holders(package_id: str, home: Home, *, also: str | None = None) -> tuple[KeyHolder, ...]:
     """Return every gate that was given a package's key, and the one named by `also`; raises `UsageError`."""
     found = {}
     for given in PackageRecord.load(home, package_id, workload="unknown").gates:
         name, gate = gate_by_key(home, given.public, called=given.name) or (given.name, None)
-        found[given.public] = Holder(name=name, gate=gate, deployed=given.deployed)
+        found[given.public] = KeyHolder(name=name, gate=gate, deployed=given.deployed)
     if also is not None:
         gate = gate_named(home, also)
-        found.setdefault(gate.public, Holder(name=also, gate=gate, deployed=False))
+        found.setdefault(gate.public, KeyHolder(name=also, gate=gate, deployed=False))
     return tuple(sorted(found.values(), key=lambda one: one.name))
 
 
@@ -69,7 +69,7 @@ def revoke(
     package_id: str,
     home: Home,
     *,
-    gates: Sequence[Holder] = (),
+    gates: Sequence[KeyHolder] = (),
     owner: SigningKey | None = None,
     running: bool = False,
 ) -> Revoked:
@@ -118,7 +118,7 @@ def revoke(
     return Revoked(package_id=package_id, running=tuple(sorted(going)))
 
 
-def _remember(home: Home, gate: Gate, owner: SigningKey | None) -> None:
+def _remember(home: Home, gate: KnownGate, owner: SigningKey | None) -> None:
     """Record a gate's audit log with the revocation in it: a log that lacks it is refused from here on."""
     if owner is not None:
         with contextlib.suppress(GlasshouseError):  # it was revoked; the next run refuses a log that does not verify

@@ -38,7 +38,7 @@ class Reached(Protocol):
 
 
 class Broker(Protocol):
-    """What a run needs of its broker: `Embedded`, or `Standing`."""
+    """What a run needs of its broker: `Embedded`, or `GateBroker`."""
 
     @property
     def serving(self) -> Reached | None:
@@ -51,7 +51,7 @@ class Broker(Protocol):
         """Stop the broker if no run needs it; return whether it was stopped."""
 
 
-class Standing:
+class GateBroker:
     """A gate as the broker of a run; `owner` signs the requests. Raises `UsageError` for an unknown gate."""
 
     runtime_url = ""  # a runtime calls its keeper: see `relay_of`
@@ -85,7 +85,7 @@ class Standing:
 def broker_of(home: Home, folder: RunFolder) -> Broker:
     """Return the broker of a run that was prepared; raises `UsageError`."""
     gate = folder.load().gate
-    return Embedded(home) if gate is None else Standing(home, gate)
+    return Embedded(home) if gate is None else GateBroker(home, gate)
 
 
 def relay_of(home: Home, gate: str | None, run_id: str) -> RelayOrder | None:

@@ -1,7 +1,7 @@
 """The known owners of a home, and where the key of a verification came from.
 
 Law: a key counts as known only if it is the home's own, was added to its known owners, or has the fingerprint that was
-asked for. Any other key may be the forger's own, and `Trust` has a warning.
+asked for. Any other key may be the forger's own, and `OwnerTrust` has a warning.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Anchor(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trust:
+class OwnerTrust:
     """An owner's key, and where it came from."""
 
     owner: OwnerPublic  # the key
@@ -96,18 +96,20 @@ def remove_owner(home: Home, name: str) -> tuple[str, OwnerPublic]:
     raise UsageError(Code.IDENTITY, f"no known owner {name[:80]!r}", hint="see: glasshouse owners list")
 
 
-def recognise(home: Home, owner: OwnerPublic) -> Trust:
+def recognise(home: Home, owner: OwnerPublic) -> OwnerTrust:
     """Look up a key that came with a document among a home's own and known ones."""
     found = (trust for trust in _at_hand(home) if trust.owner == owner)
-    return next(found, Trust(owner=owner, anchor=Anchor.CAME_ALONG))
+    return next(found, OwnerTrust(owner=owner, anchor=Anchor.CAME_ALONG))
 
 
-def _at_hand(home: Home) -> list[Trust]:
-    own = [Trust(owner=read_public(home.owner_public), anchor=Anchor.YOURS)] if is_file(home.owner_public) else []
-    return own + [Trust(owner=one, anchor=Anchor.KNOWN, name=name) for name, one in known_owners(home).items()]
+def _at_hand(home: Home) -> list[OwnerTrust]:
+    own = [OwnerTrust(owner=read_public(home.owner_public), anchor=Anchor.YOURS)] if is_file(home.owner_public) else []
+    return own + [OwnerTrust(owner=one, anchor=Anchor.KNOWN, name=name) for name, one in known_owners(home).items()]
 
 
-def trusted_owner(home: Home, document: Path, *, named: str | None = None, fingerprint: str | None = None) -> Trust:
+def trusted_owner(
+    home: Home, document: Path, *, named: str | None = None, fingerprint: str | None = None
+) -> OwnerTrust:
     """Decide with whose key something is verified.
 
     Args:
@@ -126,10 +128,10 @@ def trusted_owner(home: Home, document: Path, *, named: str | None = None, finge
     if not same_fingerprint(found.owner, fingerprint):
         why = f"the owner's key has another fingerprint than was asked for: {found.owner.fingerprint}"
         raise VerificationError(Code.OWNER_UNKNOWN, why)
-    return Trust(owner=found.owner, anchor=Anchor.FINGERPRINT)
+    return OwnerTrust(owner=found.owner, anchor=Anchor.FINGERPRINT)
 
 
-def _named(home: Home, named: str, document: Path) -> Trust:
+def _named(home: Home, named: str, document: Path) -> OwnerTrust:
     # A known owner goes before a file of that name: the working folder may be a stranger's.
     for trust in _at_hand(home):
         if trust.anchor is Anchor.KNOWN and (named == trust.name or same_fingerprint(trust.owner, named)):
@@ -138,7 +140,7 @@ def _named(home: Home, named: str, document: Path) -> Trust:
     found = recognise(home, read_public(path))
     if found.known:
         return found
-    return Trust(owner=found.owner, anchor=Anchor.CAME_ALONG if _beside(path, document) else Anchor.FILE)
+    return OwnerTrust(owner=found.owner, anchor=Anchor.CAME_ALONG if _beside(path, document) else Anchor.FILE)
 
 
 def _beside(path: Path, document: Path) -> bool:
@@ -149,7 +151,7 @@ def _beside(path: Path, document: Path) -> bool:
         return False
 
 
-def _by_signature(home: Home, document: Path, fingerprint: str | None) -> Trust:
+def _by_signature(home: Home, document: Path, fingerprint: str | None) -> OwnerTrust:
     """Choose among the keys at hand the one that signed a document; the home's own where none did."""
     signers, brought = _claimed(document)
     at_hand = _at_hand(home)
@@ -157,7 +159,7 @@ def _by_signature(home: Home, document: Path, fingerprint: str | None) -> Trust:
         if key_id(trust.owner.signing) in signers:
             return trust
     if fingerprint is not None and brought is not None:
-        return Trust(owner=brought, anchor=Anchor.CAME_ALONG)
+        return OwnerTrust(owner=brought, anchor=Anchor.CAME_ALONG)
     if at_hand and at_hand[0].anchor is Anchor.YOURS:
         return at_hand[0]
     raise UsageError(

@@ -75,7 +75,7 @@ def cap_reached(cap: str) -> UsageError:
     )
 
 
-class Watch(threading.Thread):
+class RentalWatch(threading.Thread):
     """A thread that asks the run to end shortly before its cap, and at the cap gives the machine back.
 
     Args:
@@ -97,7 +97,7 @@ class Watch(threading.Thread):
         self.gone = threading.Event()
         self.stopped_by = ""
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> RentalWatch:
         self.start()
         return self
 

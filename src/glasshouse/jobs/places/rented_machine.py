@@ -23,7 +23,7 @@ from glasshouse.jobs.places.accounts import provider_for
 from glasshouse.jobs.places.known_machines import examine, files_of, place_of
 from glasshouse.jobs.places.rent import Renter
 from glasshouse.jobs.places.rental_journal import Journal, Rental
-from glasshouse.jobs.places.rental_watch import Clock, SystemClock, Watch
+from glasshouse.jobs.places.rental_watch import Clock, RentalWatch, SystemClock
 from glasshouse.jobs.places.runtime_bundle import make_bundle
 from glasshouse.providers.place.base import Place
 from glasshouse.providers.rental.provider import Offer, Provider
@@ -262,7 +262,7 @@ def watched(
         yield lambda: False
         return
     journal.update(keeper=ProcessName.of())
-    watch = Watch(journal, provider_for(home, journal.load()), stop, clock)
+    watch = RentalWatch(journal, provider_for(home, journal.load()), stop, clock)
     try:
         with watch:
             yield watch.gone.is_set

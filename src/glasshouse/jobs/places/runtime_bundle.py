@@ -37,7 +37,9 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bundle(Record, name="bundle", max_bytes=_MAX_MANIFEST_BYTES, constants={"format": FORMAT, "system": "Linux"}):
+class RuntimeBundle(
+    Record, name="bundle", max_bytes=_MAX_MANIFEST_BYTES, constants={"format": FORMAT, "system": "Linux"}
+):
     """A bundle's manifest."""
 
     python: Annotated[str, text(pattern=_PYTHON)]  # the minor version that its native code is for, e.g. ``3.11``
@@ -45,7 +47,9 @@ class Bundle(Record, name="bundle", max_bytes=_MAX_MANIFEST_BYTES, constants={"f
     distributions: Annotated[Mapping[str, str], table(64, text(), text())]  # name → version of what is in it
 
 
-def make_bundle(out: Path, *, wheels: Path | None = None, python: str | None = None, replace: bool = False) -> Bundle:
+def make_bundle(
+    out: Path, *, wheels: Path | None = None, python: str | None = None, replace: bool = False
+) -> RuntimeBundle:
     """Write a bundle of this Glasshouse and of what its runtime needs.
 
     Args:
@@ -84,17 +88,17 @@ def make_bundle(out: Path, *, wheels: Path | None = None, python: str | None = N
             f"what was found is for {found_for or 'another system'}, and the bundle shall be for Python {version} and "
         )
         raise UsageError(Code.REQUIREMENT_MISSING, why + "one kind of machine")
-    bundle = Bundle(python=version, machine=min(machines)[0], distributions=distributions)
+    bundle = RuntimeBundle(python=version, machine=min(machines)[0], distributions=distributions)
     write_private(out, _archive(bundle, files), replace=replace)
     return bundle
 
 
-def read_bundle(path: Path) -> Bundle:
+def read_bundle(path: Path) -> RuntimeBundle:
     """Return a bundle's manifest; raises `UsageError`: `file-missing`, or `usage` for another file."""
     return _opened(path)[0]
 
 
-def bundled_files(path: Path) -> tuple[Bundle, dict[str, bytes]]:
+def bundled_files(path: Path) -> tuple[RuntimeBundle, dict[str, bytes]]:
     """Return a bundle's manifest, and its files by their names below `site-packages`; raises as `read_bundle`."""
     bundle, archive = _opened(path)
     try:
@@ -105,7 +109,7 @@ def bundled_files(path: Path) -> tuple[Bundle, dict[str, bytes]]:
         raise _no_bundle(path) from None
 
 
-def _opened(path: Path) -> tuple[Bundle, zipfile.ZipFile]:
+def _opened(path: Path) -> tuple[RuntimeBundle, zipfile.ZipFile]:
     data = read_bounded(path, max_bytes=MAX_BYTES, what="bundle")
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
@@ -114,7 +118,7 @@ def _opened(path: Path) -> tuple[Bundle, zipfile.ZipFile]:
             raise ValueError("no bundle")
         if archive.getinfo(MANIFEST).file_size > _MAX_MANIFEST_BYTES:
             raise ValueError("another manifest")
-        return Bundle.parse(archive.read(MANIFEST)), archive
+        return RuntimeBundle.parse(archive.read(MANIFEST)), archive
     except (zipfile.BadZipFile, FormatError, KeyError, ValueError):
         raise _no_bundle(path) from None
 
@@ -123,7 +127,7 @@ def _no_bundle(path: Path) -> UsageError:
     return UsageError(Code.USAGE, f"{path} is not a bundle", hint="make one with: glasshouse runtime bundle -o FILE")
 
 
-def _archive(bundle: Bundle, files: dict[str, bytes]) -> bytes:
+def _archive(bundle: RuntimeBundle, files: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for name, content in ((MANIFEST, bundle.encode()), *sorted((_PREFIX + name, files[name]) for name in files)):

@@ -20,7 +20,7 @@ from glasshouse.attestation.measurement import Installation, files_of_modules, m
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.jobs.places.runtime_bundle import bundled_files
 from glasshouse.jobs.references.known_references import Files
-from glasshouse.jobs.references.tree import BROUGHT, Tree
+from glasshouse.jobs.references.tree import BROUGHT, ImageTree
 
 # Where a container looks for programs, unless its image has another PATH.
 _PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -70,7 +70,7 @@ def image_files(tree: Path, *, python: str | None = None, bundle: Path | None = 
     """
     manifest, brought = (None, None) if bundle is None else bundled_files(bundle)
     try:
-        disk = Tree(tree)
+        disk = ImageTree(tree)
     except OSError as error:
         raise UsageError(Code.FILE_MISSING, f"cannot read the tree {tree}: {error.strerror}") from None
     try:
@@ -92,7 +92,7 @@ def image_files(tree: Path, *, python: str | None = None, bundle: Path | None = 
         raise PlatformError(Code.PLATFORM, why, hint=_HINT) from None
 
 
-def _program(disk: Tree, tree: Path, python: str | None) -> str:
+def _program(disk: ImageTree, tree: Path, python: str | None) -> str:
     if python is None:
         found = next((path for path in (f"{folder}/python3" for folder in _PATH) if disk.is_file(path)), None)
         if found is None:
@@ -106,7 +106,7 @@ def _program(disk: Tree, tree: Path, python: str | None) -> str:
     return path
 
 
-def _interpreter(disk: Tree, program: str) -> _Interpreter:
+def _interpreter(disk: ImageTree, program: str) -> _Interpreter:
     """Return what a program of the tree would find when it starts; raises `OSError`."""
     folder = os.path.dirname(program)
     prefix = os.path.dirname(folder)
@@ -129,7 +129,7 @@ def _interpreter(disk: Tree, program: str) -> _Interpreter:
 
 
 def _found(
-    disk: Tree,
+    disk: ImageTree,
     program: str,
     *,
     start: str,
@@ -169,7 +169,7 @@ def _found(
     return _Interpreter(program=program, base=base, minor=minor, stdlib=stdlib, sites=sites)
 
 
-def _minor(disk: Tree, real: str, start: str) -> int:
+def _minor(disk: ImageTree, real: str, start: str) -> int:
     """Return the minor version of an interpreter by its file's name, or by the one library that it could find."""
     if (named := _PROGRAM.fullmatch(os.path.basename(real))) is not None:
         found = {int(named[1])}
@@ -195,7 +195,7 @@ def _above(folder: str, landmark: str, is_it: Callable[[str], bool]) -> str | No
 
 
 def _site_directories(
-    disk: Tree, stdlib: str, prefixes: list[str], minor: int, library: str, *, environment: bool
+    disk: ImageTree, stdlib: str, prefixes: list[str], minor: int, library: str, *, environment: bool
 ) -> Iterator[str]:
     """Yield what `site.getsitepackages` of that standard library returns, if its text is known."""
     text = disk.content(f"{stdlib}/site.py").decode("utf-8", "replace")
@@ -214,7 +214,7 @@ def _site_directories(
         yield from (f"{one}/python3.{minor}/dist-packages" for one in libraries)
 
 
-def _installation(disk: Tree, one: _Interpreter) -> Installation:
+def _installation(disk: ImageTree, one: _Interpreter) -> Installation:
     """Return what there is to measure; raises `OSError`, and `PlatformError` where there is no Glasshouse."""
     modules = _modules(one.minor)
     path = [one.stdlib, f"{one.stdlib}/lib-dynload", *package_directories(disk, one.sites)]
@@ -254,7 +254,7 @@ def _modules(minor: int) -> frozenset[str]:
     return frozenset(names)
 
 
-def _standard(disk: Tree, stdlib: str) -> set[str]:
+def _standard(disk: ImageTree, stdlib: str) -> set[str]:
     """Return the modules that a standard library has for certain: one in native code is for one machine or another."""
     found = set()
     for directory in (stdlib, f"{stdlib}/lib-dynload"):
@@ -265,7 +265,7 @@ def _standard(disk: Tree, stdlib: str) -> set[str]:
     return found
 
 
-def _package(disk: Tree, path: list[str], name: str) -> str:
+def _package(disk: ImageTree, path: list[str], name: str) -> str:
     """Return the folder of the package that an import finds first."""
     for directory in path:
         if any(one.startswith("__init__.") for one in disk.names(f"{directory}/{name}")):
@@ -276,7 +276,7 @@ def _package(disk: Tree, path: list[str], name: str) -> str:
     raise PlatformError(Code.PLATFORM, why, hint=_HINT)
 
 
-def _foreign(disk: Tree, path: list[str]) -> str | None:
+def _foreign(disk: ImageTree, path: list[str]) -> str | None:
     """Return the file of the native module that `cryptography` loads from beside itself."""
     for directory in path:
         found = [one for one in disk.names(directory) if one.startswith("_cffi_backend.") and one.endswith(_SUFFIXES)]

@@ -34,7 +34,7 @@ _MAX_LINKS = 40
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Tree(Disk):
+class ImageTree(Disk):
     """The files below a folder that stands for `/`; methods raise `OSError` for what is missing or beyond a limit."""
 
     def __init__(self, root: Path) -> None:
@@ -55,7 +55,7 @@ class Tree(Disk):
                 folder, _, last = folder.rpartition("/")
                 self._brought.setdefault(folder, {})[last] = None
 
-    def __enter__(self) -> Tree:
+    def __enter__(self) -> ImageTree:
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:

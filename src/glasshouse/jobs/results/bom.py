@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from glasshouse import __version__
 from glasshouse.errors import Code, UsageError
 from glasshouse.evidence.results import WEIGHTS
-from glasshouse.jobs.results.collect import Opened
+from glasshouse.jobs.results.collect import RunOutput
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.kdf import sha256
 
 
 def bill_of_materials(
-    verdict: Verdict, outputs: Sequence[Opened], *, name: str, bundle: bytes, fingerprint: str
+    verdict: Verdict, outputs: Sequence[RunOutput], *, name: str, bundle: bytes, fingerprint: str
 ) -> bytes:
     """Return the document of a model; raises `UsageError` unless the receipt is good.
 

@@ -30,7 +30,7 @@ _FOLDER = "outputs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Opened:
+class RunOutput:
     """An output as its owner sees it, checked against the receipt."""
 
     sequence: int  # its number in the receipt
@@ -50,7 +50,7 @@ def require_receipt(conclusion: Conclusion) -> Receipt:
     return conclusion.receipt
 
 
-def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -> list[Opened]:
+def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -> list[RunOutput]:
     """Decrypt every output to nowhere and compare it with a verified receipt.
 
     Args:
@@ -66,7 +66,7 @@ def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -
         # A `.partial` was begun by a runtime that was killed; it never was an output.
         if path.name not in named and path.suffix != ".partial":
             raise PackageError(Code.OUTPUT_UNNAMED, f"{path.name} is not named by the receipt: refused, with the rest")
-    found: list[Opened] = []
+    found: list[RunOutput] = []
     for output in receipt.outputs:
         with Path(os.devnull).open("wb") as nowhere:
             opened, digest = _decrypt(folder, output, receipt, sealing, nowhere)
@@ -74,7 +74,7 @@ def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -
             why = f"output {output.sequence} has another digest than the receipt commits to"
             raise PackageError(Code.OUTPUT_TAMPERED, why)
         found.append(
-            Opened(
+            RunOutput(
                 sequence=output.sequence,
                 name=check_path(opened.name),
                 kind=output.kind,
@@ -88,7 +88,7 @@ def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -
 
 def fetch(
     folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey, out: Path, force: bool, hidden: bool = False
-) -> list[Opened]:
+) -> list[RunOutput]:
     """Decrypt every output of a run into a folder.
 
     A name with a part that begins with a dot (`.ssh/config`, `.git/hooks/pre-commit`, `.envrc`) may change what other

@@ -13,7 +13,7 @@ from glasshouse.jobs.owner.files import read_bounded
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.results.collect import Opened, look_inside
+from glasshouse.jobs.results.collect import RunOutput, look_inside
 from glasshouse.jobs.supervise.control import look, require_ended
 from glasshouse.jobs.verify.documents import of_run, verify_bundle
 from glasshouse.jobs.verify.run_files import verify_log_in, verify_sealed_in
@@ -27,7 +27,7 @@ class ExportedRun:
 
     bundle: bytes  # the receipt bundle's bytes
     verdict: Verdict  # of it, with log, heads and sealed files
-    outputs: tuple[Opened, ...]  # opened and compared with it
+    outputs: tuple[RunOutput, ...]  # opened and compared with it
 
     def require_good(self) -> None:
         """Raise `UsageError` unless the run completed, on one machine, and its receipt is whole."""

@@ -35,7 +35,7 @@ class Fetched:
 
     run_id: str
     folder: Path
-    outputs: tuple[collect.Opened, ...]
+    outputs: tuple[collect.RunOutput, ...]
     verdict: str
     assurance: str | None
     from_gate: bool

@@ -22,7 +22,7 @@ from glasshouse.evidence.results import STATEMENT_TYPE
 from glasshouse.jobs.owner.files import is_there, read_bounded, write_private
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
-from glasshouse.jobs.results.collect import Opened
+from glasshouse.jobs.results.collect import RunOutput
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.dsse import Envelope
@@ -90,7 +90,7 @@ def certified_key(certificate: Envelope, *, owner: bytes) -> bytes:
     return _Certificate.parse(certificate.verify(CERTIFICATE_TYPE, owner)).public
 
 
-def sign_model(key: ModelKey, outputs: Sequence[Opened], *, name: str, bundle_sha256: bytes) -> bytes:
+def sign_model(key: ModelKey, outputs: Sequence[RunOutput], *, name: str, bundle_sha256: bytes) -> bytes:
     """Return the bundle that `model_signing verify` takes for a run's fetched outputs; raises `UsageError` for none.
 
     Args:

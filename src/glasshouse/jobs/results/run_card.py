@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from glasshouse.evidence.results import WEIGHTS
-from glasshouse.jobs.results.collect import Opened
+from glasshouse.jobs.results.collect import RunOutput
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.signing import key_id
 
@@ -50,7 +50,7 @@ class Claim:
     rests_on: str
 
 
-def claims(verdict: Verdict, outputs: Sequence[Opened], *, fingerprint: str) -> Iterator[Claim]:
+def claims(verdict: Verdict, outputs: Sequence[RunOutput], *, fingerprint: str) -> Iterator[Claim]:
     """Yield the claims that a verified receipt supports, with outputs that were compared with it."""
     chain, receipt = verdict.chain, verdict.chain.receipt
     runtime = f"evidence key {key_id(receipt.evidence_public)[:8]}, assurance {verdict.assurance}"
@@ -81,7 +81,7 @@ def claims(verdict: Verdict, outputs: Sequence[Opened], *, fingerprint: str) -> 
         yield Claim(f"All of this had been signed by {signed}.", "The owner's broker", broker)
 
 
-def page(verdict: Verdict, outputs: Sequence[Opened], *, name: str, fingerprint: str) -> str:
+def page(verdict: Verdict, outputs: Sequence[RunOutput], *, name: str, fingerprint: str) -> str:
     """Return the page of a model of some name; further arguments as for `claims`."""
     receipt, good = verdict.chain.receipt, verdict.status is Status.GOOD
     made = "".join(
@@ -111,7 +111,7 @@ def page(verdict: Verdict, outputs: Sequence[Opened], *, name: str, fingerprint:
 """
 
 
-def snippet(verdict: Verdict, outputs: Sequence[Opened], *, name: str, fingerprint: str) -> str:
+def snippet(verdict: Verdict, outputs: Sequence[RunOutput], *, name: str, fingerprint: str) -> str:
     """Return the same in Markdown, for a model card; arguments as for `page`."""
     lines = [
         f"## Training provenance of {_code(name)}",
@@ -148,7 +148,7 @@ def _not_shown(verdict: Verdict) -> list[str]:
     return [*software, *_NOT_SHOWN, *parts]
 
 
-def _digest(verdict: Verdict, one: Opened) -> str:
+def _digest(verdict: Verdict, one: RunOutput) -> str:
     """Return the digest that may be published: a small file could be guessed from that of its plaintext."""
     named = verdict.chain.receipt.outputs[one.sequence]
     return f"sha256 {one.sha256.hex()}" if named.of == WEIGHTS else f"sealed sha256 {named.sealed_sha256.hex()}"

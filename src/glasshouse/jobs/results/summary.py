@@ -16,7 +16,7 @@ from glasshouse.jobs.owner.files import is_there
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
 from glasshouse.jobs.places.rented_machine import statement_of
-from glasshouse.jobs.results.collect import Opened, look_inside
+from glasshouse.jobs.results.collect import RunOutput, look_inside
 from glasshouse.jobs.results.run_cost import Cost, cost_of
 from glasshouse.jobs.results.run_logs import uncollected
 from glasshouse.jobs.supervise.follow import Seen
@@ -33,7 +33,7 @@ from glasshouse.wire.states import State
 class Account:
     """What a run that has ended came to, as far as the keys at hand show it."""
 
-    outputs: tuple[Opened, ...]  # as their owner sees them; empty while they stay sealed
+    outputs: tuple[RunOutput, ...]  # as their owner sees them; empty while they stay sealed
     lost: Uncollected | None  # what a script wrote outside of its output folders
     rental: Mapping[str, Any] | None  # the statement of its rental; None where nothing was rented
     cost: Cost | None  # what that came to
@@ -46,7 +46,7 @@ def account_of(
 ) -> Account:
     """Return what a run came to; without `sealing` the outputs' names stay sealed."""
     conclusion, problem = ended.conclusion, ""
-    opened: list[Opened] = []
+    opened: list[RunOutput] = []
     if sealing is not None and conclusion.receipt is not None:
         try:
             opened = look_inside(ended.folder, conclusion.receipt, sealing=sealing)
@@ -85,7 +85,7 @@ def summary(
     record: RunRecord,
     seen: Seen,
     conclusion: Conclusion | None,
-    opened: Sequence[Opened] = (),
+    opened: Sequence[RunOutput] = (),
     lost: Uncollected | None = None,
     rental: Mapping[str, Any] | None = None,
     cost: Cost | None = None,
@@ -187,7 +187,7 @@ def _work(work: Done) -> dict[str, Any]:
     }
 
 
-def _outputs(receipt: Receipt, opened: Sequence[Opened]) -> list[dict[str, Any]]:
+def _outputs(receipt: Receipt, opened: Sequence[RunOutput]) -> list[dict[str, Any]]:
     inside = {one.sequence: one for one in opened}
     return [
         {

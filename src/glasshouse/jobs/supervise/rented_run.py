@@ -16,7 +16,7 @@ from pathlib import Path
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.define.seal_job import Sealed
 from glasshouse.jobs.define.wanted import PROVIDERS, Wanted
-from glasshouse.jobs.gates.run_broker import Standing
+from glasshouse.jobs.gates.run_broker import GateBroker
 from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
@@ -118,7 +118,7 @@ class Renting:
                 "machines that are rented one by one do not reach each other",
                 hint="take one with more GPUs: gpus in [machine], and --ranks",
             )
-        if request.detach and (request.gate is None or not Standing(home, request.gate).stores()):
+        if request.detach and (request.gate is None or not GateBroker(home, request.gate).stores()):
             raise UsageError(
                 Code.USAGE,
                 "a rented machine is given back when its run has ended, and what the run made would go with it",

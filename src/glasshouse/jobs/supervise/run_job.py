@@ -17,7 +17,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.define.job_content import script_warnings
 from glasshouse.jobs.define.seal_job import seal
 from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.gates.run_broker import Broker, Standing
+from glasshouse.jobs.gates.run_broker import Broker, GateBroker
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
@@ -49,7 +49,7 @@ def run_job(request: RunRequest, *, home: Home, identity: Identity, listener: Li
         listener.warn(line)
     folder = RunFolder.create(home)
     gate = request.gate
-    broker: Broker = Embedded(home) if gate is None else Standing(home, gate, identity.signing)
+    broker: Broker = Embedded(home) if gate is None else GateBroker(home, gate, identity.signing)
     interrupts = Interrupts()
     with contextlib.ExitStack() as until_ended:
         until_ended.enter_context(_removed_if_unused(folder))

@@ -16,7 +16,7 @@ from glasshouse.jobs.owner.extensions import ARTIFACTS, load
 from glasshouse.jobs.owner.files import is_there, read_bounded
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.keystore import KeyStore
-from glasshouse.jobs.owner.known_owners import Trust, trusted_owner
+from glasshouse.jobs.owner.known_owners import OwnerTrust, trusted_owner
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.verify.documents import BUNDLE_NAME, kind_of, of_run, verify_file
@@ -61,7 +61,7 @@ class Verified:
     """
 
     path: Path
-    trust: Trust
+    trust: OwnerTrust
     verdict: NamedVerdict
 
     @property
