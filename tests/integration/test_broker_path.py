@@ -117,7 +117,7 @@ def test_a_recorded_release_opens_with_no_other_key(tap: WireTap, owner: Owner) 
 
 
 def _policy_digest(message: bytes) -> bytes:
-    asking, _ = ChallengeRequest.parse_signed(message)
+    asking, _ = ChallengeRequest.open(message)
     text = asking.token.split(".")[1]
     claims = decode(b64decode(text), max_bytes=16384)
     assert isinstance(claims, dict)
@@ -181,7 +181,7 @@ def test_a_recorder_cannot_ask_for_challenges_in_the_victims_name(
     recorder = Recorder(owner, tap)
     [asked] = tap.seen
     token = recorder.victim.launch.token
-    forged = ChallengeRequest(token=token, request_id=bytes(16)).sign(recorder.launch)
+    forged = ChallengeRequest(token=token, request_id=bytes(16)).sign(recorder.launch).encode()
     assert request(broker.runtime_url, "POST", "/v1/challenge", forged).problem().code is Code.TOKEN_KEY
     for _ in range(20):
         assert request(broker.runtime_url, "POST", "/v1/challenge", asked.sent).body == asked.got

@@ -193,7 +193,7 @@ def test_a_short_run_beside_a_long_one_does_not_end_the_brokers_mandate_for_it(s
         package = shell.folder / f"{name}-beside.sealed"
         prepared = prepare(package, home=home, identity=identity, folder=folder, broker=broker)
         envelope = LaunchFile.parse(prepared.launch).delegation
-        mandates.append((folder, Delegation.from_envelope(envelope, owner_public=identity.signing.public).not_after_us))
+        mandates.append((folder, Delegation.from_envelope(envelope, identity.signing.public).not_after_us))
     (week, _), (short, until_us) = mandates
     needed_us = (week.load().max_duration_s + 3600) * 1_000_000
     assert until_us >= week.load().created_us + needed_us

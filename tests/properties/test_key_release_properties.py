@@ -51,7 +51,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "challenge": (Challenge.parse, WORLD.challenge.encode()),
     "release": (ReleaseMessage.parse, RELEASE),
     "launch": (LaunchFile.parse, WORLD.launch_file().encode()),
-    "delegation": (lambda data: Delegation.parse(data, owner_public=OWNER), WORLD.delegation.encode()),
+    "delegation": (lambda data: Delegation.parse_signed(data, OWNER), WORLD.delegation.encode()),
     "policy": (DeploymentPolicy.parse, WORLD.policy.encode()),
     "request": (
         lambda data: check_challenge_request(data, broker_public=BROKER, now_us=NOW_US),

@@ -127,7 +127,7 @@ class World:
             floor=self.floor,
             policy=self.policy,
             revoked=False,
-            delegation=Delegation.from_envelope(self.delegation(), owner_public=self.owner.public),
+            delegation=Delegation.from_envelope(self.delegation(), self.owner.public),
         )
 
     def digest(self, label: str) -> bytes:

@@ -84,7 +84,7 @@ def gate(given: dict[str, Any]) -> dict[str, Any]:
             policy=policy,
             revoked=record["revoked"],
             delegation=record["delegation"]
-            and Delegation.parse(record["delegation"].encode(), owner_public=b64decode(record["owner_public"])),
+            and Delegation.parse_signed(record["delegation"].encode(), b64decode(record["owner_public"])),
         ),
         launch=LaunchRecord(
             jti=launch["jti"],
@@ -172,7 +172,7 @@ def challenge(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def delegation(given: dict[str, Any]) -> dict[str, Any]:
-    found = Delegation.parse(given["delegation"].encode(), owner_public=b64decode(given["owner_public"]))
+    found = Delegation.parse_signed(given["delegation"].encode(), b64decode(given["owner_public"]))
     found.check(Use(given["use"]), broker_public=b64decode(given["broker_public"]), at_us=given["at_us"])
     return {}
 

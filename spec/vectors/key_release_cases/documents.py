@@ -37,21 +37,25 @@ def request_cases() -> Iterator[Case]:
     def refused(name: str, description: str, message: bytes | Mapping[str, Any], check: str, code: str) -> Case:
         return case(f"request-{name}", description, given(message), code=code, check=check)
 
-    payload = dsse.Envelope.parse(honest.sign(world.launch_key), max_bytes=2**20).payload
-    yield case("request-valid", "Signed by the launch key.", given(honest.sign(world.launch_key)), jti=world.launch.jti)
+    payload, valid = honest.encode(), honest.sign(world.launch_key).encode()
+    yield case("request-valid", "Signed by the launch key.", given(valid), jti=world.launch.jti)
     too_large = {"repeat": " ", "times": 32 * 1024 + 1}
     yield refused("too-large", "One byte more than the limit.", too_large, "1", "message-too-large")
-    crowded = ChallengeRequest(token="," * 20, request_id=honest.request_id).sign(world.launch_key)
+    crowded = ChallengeRequest(token="," * 20, request_id=honest.request_id).sign(world.launch_key).encode()
     yield refused("elements", "More elements than a request may have.", crowded, "1", "message-invalid")
     yield refused("swap-evidence", "Evidence as a request.", world.message(), "1", "message-invalid")
     swapped = dsse.sign(EVIDENCE_TYPE, payload, [world.launch_key]).encode()
     yield refused("swap-type", "A request under the type of evidence.", swapped, "1", "message-invalid")
-    thief = honest.sign(signing_key("thief"))
+    thief = honest.sign(signing_key("thief")).encode()
     yield refused("thief", "Signed by a thief of the token.", thief, "3", "token-key-mismatch")
-    ear = ChallengeRequest(token=sample_ear(world), request_id=honest.request_id).sign(world.launch_key)
+    ear = ChallengeRequest(token=sample_ear(world), request_id=honest.request_id).sign(world.launch_key).encode()
     yield refused("swap-ear", "An attestation result as token.", ear, "3", "token-type-mismatch")
     second = NOW_US // SECOND_US
-    old = ChallengeRequest(token=world.token(expires_s=second), request_id=honest.request_id).sign(world.launch_key)
+    old = (
+        ChallengeRequest(token=world.token(expires_s=second), request_id=honest.request_id)
+        .sign(world.launch_key)
+        .encode()
+    )
     yield refused("token-expired", "With an expired token.", old, "3", "token-expired")
 
 
@@ -112,7 +116,7 @@ def delegation_cases() -> Iterator[Case]:
     yield refused("other-use", "For another use.", narrow, "delegation-invalid")
     other = b64encode(signing_key("other").public)
     yield refused("other-broker", "To another broker.", wire, "delegation-invalid", broker_public=other)
-    end = Delegation.from_envelope(world.delegation, owner_public=world.owner.public).not_after_us
+    end = Delegation.from_envelope(world.delegation, world.owner.public).not_after_us
     yield refused("expired", "The moment in which it ends.", wire, "delegation-invalid", at_us=end)
 
 

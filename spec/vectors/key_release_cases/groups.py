@@ -117,7 +117,7 @@ def ask_cases() -> Iterator[Case]:
     def signed(payload: Mapping[str, Any], *keys: Any, kind: str = RELEASE_REQUEST_TYPE) -> bytes:
         return dsse.sign(kind, encode(dict(payload)), list(keys or (key,))).encode()
 
-    yield case("ask-valid", "By the machine that was accepted.", given(request.sign(key)), **value)
+    yield case("ask-valid", "By the machine that was accepted.", given(request.sign(key).encode()), **value)
     yield case(
         "ask-too-large",
         "One byte more than the limit.",

@@ -1,5 +1,5 @@
 # pathlib would cost the runtime 30 ms at every start, to no other use:
-# ruff: noqa: PTH100, PTH112, PTH113, PTH118, PTH119, PTH120, PTH123, PTH208
+# ruff: noqa: PTH100, PTH112, PTH113, PTH119, PTH120
 """What the runtime is: digests over the files that could touch a key, by part (docs/adr/0005, 0028).
 
 Laws: the same installation gives the same digests, from an ordinary interpreter and from one started
@@ -10,121 +10,32 @@ the runtime never loads it.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.machinery
 import importlib.util
 import os
-import re
 import site
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from threading import Thread
 
 import cryptography
 
 import glasshouse
+from glasshouse.attestation.installation import SKIPPED, Disk, Installation, files_below
 from glasshouse.attestation.measured import PARTS, Measured
+from glasshouse.attestation.start_up import package_directories, start_up_files
 from glasshouse.errors import Code, PlatformError
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 
-__all__ = [
-    "Disk",
-    "Installation",
-    "files_of_modules",
-    "measure_environment",
-    "measure_runtime",
-    "measured_files",
-    "package_directories",
-]
+__all__ = ["measure_environment", "measure_runtime", "measured_files"]
 
 _ENVIRONMENT_LABEL = b"glasshouse environment v1"
-_SUFFIXES = (".py", ".pyc", ".so", ".dylib")
-_WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
-# Wherever in a `.pth` file it stands: what ends a line there is not the same for every version of Python.
-_CODE = re.compile(rb"import[ \t]")
-_SKIPPED = frozenset({"__pycache__", "dist-packages", "site-packages"})
-_MAX_DEPTH = 24
 _MAX_FILES = 50_000
 _BUFFER_BYTES = 256 * 1024
 _THREADS = 4
 
 # A measured file: its part, its name there, where it lies.
 _Place = tuple[str, str, str]
-
-
-class Disk:
-    """The files of this machine, as its kernel leads to them; another one may be what an owner has unpacked."""
-
-    def names(self, directory: str, suffix: str = "") -> list[str]:
-        """Return the names with that end in a folder, sorted; none where there is no folder."""
-        if not self.is_folder(directory):
-            return []
-        return sorted(name for name in os.listdir(directory) if name.endswith(suffix))
-
-    def listed(self, directory: str) -> Iterator[tuple[str, bool]]:
-        """Yield each name in a folder, and whether it leads to a folder."""
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                yield entry.name, entry.is_dir()
-
-    def is_folder(self, path: str) -> bool:
-        return os.path.isdir(path)
-
-    def is_file(self, path: str) -> bool:
-        return os.path.isfile(path)
-
-    def is_there(self, path: str) -> bool:
-        """Return whether something has that name, also a link to nowhere."""
-        return os.path.lexists(path)
-
-    def real(self, path: str) -> str:
-        """Return where a path leads, links followed, as far as there is something."""
-        return os.path.realpath(path)
-
-    def digest(self, path: str, buffer: bytearray) -> bytes:
-        """Return the SHA-256 of a file, read through a buffer."""
-        digest, view = hashlib.sha256(), memoryview(buffer)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            while read := os.readv(descriptor, [buffer]):
-                digest.update(view[:read])
-        finally:
-            os.close(descriptor)
-        return digest.digest()
-
-    def content(self, path: str) -> bytes:
-        with open(path, "rb") as file:
-            return file.read()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Installation:
-    """What an interpreter says of itself before its files are read.
-
-    Attributes:
-        disk: where all of it lies.
-        programs: the paths that it may have been started by; a `._pth` file beside one of them is obeyed.
-        python: the file that is the interpreter.
-        version: its major and minor version.
-        stdlib: the folder of its standard library.
-        modules: top-level names of the standard library, in any build of that version.
-        standard: those for which another directory is not asked.
-        sites: its site directories, in the order of the search path.
-        packages: the folders of `blake3`, `cryptography` and `glasshouse`.
-        foreign: the file of `_cffi_backend`, where there is one.
-    """
-
-    disk: Disk
-    programs: frozenset[str]
-    python: str
-    version: tuple[int, int]
-    stdlib: str
-    modules: frozenset[str]
-    standard: frozenset[str]
-    sites: tuple[str, ...]
-    packages: Mapping[str, str]
-    foreign: str | None
 
 
 def measure_runtime() -> Measured:
@@ -213,17 +124,17 @@ def _places(one: Installation) -> Iterator[_Place]:
     """Yield every file to measure."""
     disk, stdlib = one.disk, one.stdlib
     _refuse_settings(one)
-    yield from _of("glasshouse", _tree(disk, one.packages["glasshouse"], "glasshouse"))
-    yield from _of("cryptography", _tree(disk, one.packages["cryptography"], "cryptography"))
+    yield from _of("glasshouse", files_below(disk, one.packages["glasshouse"], "glasshouse"))
+    yield from _of("cryptography", files_below(disk, one.packages["cryptography"], "cryptography"))
     # Native code beside the plaintext of every package's assets.
-    yield from _of("cryptography", _tree(disk, one.packages["blake3"], "blake3"))
+    yield from _of("cryptography", files_below(disk, one.packages["blake3"], "blake3"))
     if one.foreign is not None:  # the one module outside itself that `cryptography` loads
         yield "cryptography", os.path.basename(one.foreign), one.foreign
     yield "interpreter", "python", one.python
     yield from _of("interpreter", _beside_the_interpreter(one))
     # Without its own tests, which nothing imports.
-    yield from _of("interpreter", _tree(disk, stdlib, "stdlib", skipped=_SKIPPED | {"test"}))
-    yield from _of("start_up", _start_up(one))
+    yield from _of("interpreter", files_below(disk, stdlib, "stdlib", skipped=SKIPPED | {"test"}))
+    yield from _of("start_up", start_up_files(one))
 
 
 def _of(part: str, files: Iterator[tuple[str, str]]) -> Iterator[_Place]:
@@ -292,63 +203,6 @@ def _refuse_another_search(one: Installation) -> None:
             raise OSError(f"{path} is searched for modules before any package; look into pyvenv.cfg and start-up hooks")
 
 
-def _tree(disk: Disk, directory: str, name: str, *, skipped: frozenset[str] = _SKIPPED) -> Iterator[tuple[str, str]]:
-    """Yield what the import system could load below a directory, links followed as it follows them."""
-    below = [(directory, name, 0)]
-    while below:
-        path, prefix, depth = below.pop()
-        if depth > _MAX_DEPTH:
-            raise OSError("a directory tree without end")
-        for entry, is_folder in disk.listed(path):
-            if entry.endswith(_SUFFIXES):
-                yield f"{prefix}/{entry}", f"{path}/{entry}"
-            elif is_folder and entry not in (skipped if depth == 0 else _SKIPPED):
-                below.append((f"{path}/{entry}", f"{prefix}/{entry}", depth + 1))
-
-
-def _start_up(one: Installation) -> Iterator[tuple[str, str]]:
-    """Yield what `site` runs before the first line of the runtime: `.pth` files with code, what they import, the hooks.
-
-    A `.pth` file of paths alone is none of it: what lies there is measured where it is imported, wherever that is. One
-    with a line of code counts as a whole, and may import anything: every word in it that names a module is taken for
-    one. So is what the standard library tries to import and does not have. A file that a line names may be an archive
-    with any of these in it, and counts as a whole. Directories are numbered by what they have of this, so that no other
-    directory on the path counts.
-    """
-    # `org`: copy and pickle ask for Jython's `org.python.core`.
-    modules = {b"org", b"sitecustomize", b"usercustomize", *(name.encode() for name in one.modules)}
-    listings: list[list[tuple[str, str]]] = []
-    named: list[str] = []
-    for directory in one.sites:
-        coded = []
-        for listing in one.disk.names(directory, ".pth"):
-            content = one.disk.content(f"{directory}/{listing}")
-            named.extend(path for path in _added(one.disk, directory, content) if one.disk.is_file(path))
-            if _CODE.search(content):
-                modules.update(_WORD.findall(content))
-                coded.append((listing, f"{directory}/{listing}"))
-        listings.append(coded)
-    modules -= {name.encode() for name in one.standard}  # measured there, and first in the search
-    archives = [[(os.path.basename(path), path)] for path in dict.fromkeys(named)]
-    for place, groups in (("file", archives), ("pth", listings), ("site", files_of_modules(one, modules))):
-        for number, files in enumerate(found for found in groups if found):
-            yield from ((f"{place}-{number}/{name}", path) for name, path in files)
-
-
-def files_of_modules(one: Installation, modules: set[bytes]) -> list[list[tuple[str, str]]]:
-    """Return the files, name below it and path, of these top-level modules in each directory that is searched.
-
-    Raises:
-        OSError: a directory cannot be read.
-    """
-    directories = [one.disk.real(one.stdlib)]
-    for directory in one.sites:
-        directories.append(one.disk.real(directory))
-        for listing in one.disk.names(directory, ".pth"):
-            directories.extend(_added(one.disk, directory, one.disk.content(f"{directory}/{listing}")))
-    return [_modules(one.disk, directory, modules) for directory in dict.fromkeys(directories)]
-
-
 def _standard(stdlib: str, disk: Disk) -> frozenset[str]:
     """Return the names of the standard library for which this build has a module that is measured.
 
@@ -364,44 +218,10 @@ def _standard(stdlib: str, disk: Disk) -> frozenset[str]:
     return sys.stdlib_module_names & found
 
 
-def _added(disk: Disk, directory: str, content: bytes) -> list[str]:
-    """Return where the paths of a `.pth` file lead: `site` takes `..` out before links are followed."""
-    return [disk.real(os.path.abspath(os.path.join(directory, path))) for path in _paths(content)]
-
-
-def _paths(content: bytes) -> list[str]:
-    """Return every path that a version of Python could read in a `.pth` file."""
-    text = os.fsdecode(content.removeprefix(b"\xef\xbb\xbf"))
-    lines = (line.rstrip() for line in (*re.split("[\r\n]", text), *text.splitlines()))
-    return [path for path in lines if path and "\0" not in path and not path.startswith("#")]
-
-
-def _modules(disk: Disk, directory: str, modules: set[bytes]) -> list[tuple[str, str]]:
-    """Return the files of these top-level modules and packages, where the directory has them."""
-    found: list[tuple[str, str]] = []
-    for name in disk.names(directory):
-        path = f"{directory}/{name}"
-        if os.fsencode(name.partition(".")[0]) not in modules:
-            continue
-        if name.endswith(_SUFFIXES):
-            found.append((name, path))
-        elif disk.is_folder(path):
-            found.extend(_tree(disk, path, name))
-    return found
-
-
 def _site_directories() -> list[str]:
     # The user's own site directory is left out: the runtime's `-I` never looks there. `sys.path` is not asked:
     # an ordinary interpreter has the working directory and PYTHONPATH in it.
     return [os.path.abspath(directory) for directory in site.getsitepackages() if os.path.isdir(directory)]
-
-
-def package_directories(disk: Disk, sites: Iterable[str]) -> Iterator[str]:
-    """Yield where packages are found, in this order: the site directories, and what their `.pth` files add."""
-    for directory in sites:
-        yield directory
-        for listing in disk.names(directory, ".pth"):
-            yield from _added(disk, directory, disk.content(f"{directory}/{listing}"))
 
 
 def _digests(paths: list[str], disk: Disk) -> list[bytes]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
-from glasshouse.errors import Code, RefusedError
+from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.signing import key_id
 
-__all__ = ["CheckFailedError", "signers"]
+__all__ = ["CheckFailedError", "check_1", "check_signed"]
+
+Read = TypeVar("Read")
 
 _KEY_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -33,6 +38,45 @@ class CheckFailedError(RefusedError):
         self.actual = actual
 
 
-def signers(envelope: Envelope) -> str:
-    """Return the key ids that an envelope names, for a refusal: a name that is no key id is not repeated."""
-    return ", ".join(name if _KEY_ID.fullmatch(name) else "not a key id" for name, _ in envelope.signatures)
+def check_1(what: str, message: bytes, max_bytes: int, read: Callable[[bytes], Read]) -> Read:
+    """Check 1: the message is not too large, and `read` takes it.
+
+    Raises:
+        CheckFailedError: `message-too-large` or `message-invalid`.
+    """
+    if len(message) > max_bytes:
+        raise CheckFailedError(
+            "1",
+            Code.MESSAGE_TOO_LARGE,
+            f"{what} that is too large",
+            expected=f"at most {max_bytes} bytes",
+            actual=f"{len(message)} bytes",
+        )
+    try:
+        return read(message)
+    except FormatError as error:
+        raise CheckFailedError("1", Code.MESSAGE_INVALID, error.message) from None
+
+
+def check_signed(
+    envelope: Envelope, payload_type: str, *publics: bytes, check: str, code: Code, message: str = ""
+) -> None:
+    """The envelope is of this type, and signed by exactly these keys.
+
+    Args:
+        check, code, message: of the refusal; without a message it is what does not hold.
+
+    Raises:
+        CheckFailedError: with that code; a key id that is none is not repeated in it.
+    """
+    try:
+        envelope.verify(payload_type, *publics)
+    except FormatError as error:
+        signers = (name if _KEY_ID.fullmatch(name) else "not a key id" for name, _ in envelope.signatures)
+        raise CheckFailedError(
+            check,
+            code,
+            message or error.message,
+            expected=", ".join(sorted(map(key_id, publics))),
+            actual=", ".join(signers),
+        ) from None

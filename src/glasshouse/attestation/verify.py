@@ -14,12 +14,11 @@ from glasshouse.attestation.evidence import (
     SignedEvidence,
 )
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.attestation.refusal import CheckFailedError, signers
+from glasshouse.attestation.refusal import CheckFailedError, check_1, check_signed
 from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.root_table import root_of
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse, hpke
-from glasshouse.wire.signing import key_id
 
 __all__ = [
     "check_1_envelope",
@@ -42,18 +41,7 @@ def check_1_envelope(message: bytes) -> EvidenceEnvelope:
     Raises:
         CheckFailedError: `message-too-large` or `message-invalid`.
     """
-    if len(message) > MAX_EVIDENCE_BYTES:
-        raise CheckFailedError(
-            "1",
-            Code.MESSAGE_TOO_LARGE,
-            "evidence that is too large",
-            expected=f"at most {MAX_EVIDENCE_BYTES} bytes",
-            actual=f"{len(message)} bytes",
-        )
-    try:
-        return EvidenceEnvelope.open(message)
-    except FormatError as error:
-        raise CheckFailedError("1", Code.MESSAGE_INVALID, error.message) from None
+    return check_1("evidence", message, MAX_EVIDENCE_BYTES, EvidenceEnvelope.open)
 
 
 def check_1_payload(opened: EvidenceEnvelope) -> SignedEvidence:
@@ -77,19 +65,10 @@ def check_4_signatures(envelope: dsse.Envelope, *, evidence_public: bytes, launc
     Raises:
         CheckFailedError: `evidence-signature-invalid`.
     """
-    try:
-        if evidence_public == launch_public:
-            # One key in both roles would make one signature count twice.
-            raise FormatError(Code.SIGNATURE, "an evidence key that is the launch key")
-        envelope.verify(EVIDENCE_TYPE, launch_public, evidence_public)
-    except FormatError as error:
-        raise CheckFailedError(
-            "4",
-            Code.EVIDENCE_SIGNATURE,
-            error.message,
-            expected=", ".join(sorted((key_id(launch_public), key_id(evidence_public)))),
-            actual=signers(envelope),
-        ) from None
+    if evidence_public == launch_public:
+        # One key in both roles would make one signature count twice.
+        raise CheckFailedError("4", Code.EVIDENCE_SIGNATURE, "an evidence key that is the launch key")
+    check_signed(envelope, EVIDENCE_TYPE, launch_public, evidence_public, check="4", code=Code.EVIDENCE_SIGNATURE)
 
 
 def check_9_composite(evidence: Evidence) -> None:

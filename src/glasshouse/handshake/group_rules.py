@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from glasshouse.attestation.refusal import CheckFailedError, signers
-from glasshouse.errors import Code, FormatError
+from glasshouse.attestation.refusal import CheckFailedError, check_1, check_signed
+from glasshouse.errors import Code
 from glasshouse.handshake.messages import MAX_RELEASE_REQUEST_BYTES, RELEASE_REQUEST_TYPE, ReleaseRequest
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.signing import key_id
 
 __all__ = [
     "GroupRecord",
@@ -88,18 +87,7 @@ def check_release_request(message: bytes) -> tuple[ReleaseRequest, Envelope]:
     Raises:
         CheckFailedError: `message-too-large` or `message-invalid`.
     """
-    if len(message) > MAX_RELEASE_REQUEST_BYTES:
-        raise CheckFailedError(
-            "1",
-            Code.MESSAGE_TOO_LARGE,
-            "a release request that is too large",
-            expected=f"at most {MAX_RELEASE_REQUEST_BYTES} bytes",
-            actual=f"{len(message)} bytes",
-        )
-    try:
-        return ReleaseRequest.parse_signed(message)
-    except FormatError as error:
-        raise CheckFailedError("1", Code.MESSAGE_INVALID, error.message) from None
+    return check_1("a release request", message, MAX_RELEASE_REQUEST_BYTES, ReleaseRequest.open)
 
 
 def check_4_release_request(envelope: Envelope, *, evidence_public: bytes) -> None:
@@ -108,13 +96,4 @@ def check_4_release_request(envelope: Envelope, *, evidence_public: bytes) -> No
     Raises:
         CheckFailedError: `evidence-signature-invalid`.
     """
-    try:
-        envelope.verify(RELEASE_REQUEST_TYPE, evidence_public)
-    except FormatError as error:
-        raise CheckFailedError(
-            "4",
-            Code.EVIDENCE_SIGNATURE,
-            error.message,
-            expected=key_id(evidence_public),
-            actual=signers(envelope),
-        ) from None
+    check_signed(envelope, RELEASE_REQUEST_TYPE, evidence_public, check="4", code=Code.EVIDENCE_SIGNATURE)

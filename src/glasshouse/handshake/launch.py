@@ -91,5 +91,5 @@ class LaunchFile(Record, name="launch", max_bytes=MAX_LAUNCH_BYTES):
             FormatError: as `Delegation.from_envelope`.
             VerificationError: `delegation-invalid`.
         """
-        delegation = Delegation.from_envelope(self.delegation, owner_public=owner_public)
+        delegation = Delegation.from_envelope(self.delegation, owner_public)
         delegation.check(Use.RELEASE, broker_public=self.broker_public, at_us=now_us, leeway_us=leeway_us)

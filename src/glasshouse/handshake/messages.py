@@ -6,7 +6,7 @@ Evidence is `attestation.evidence`; sizes and grammar are those of spec/key-rele
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, Self, TypeAlias
 
 from glasshouse.attestation.claims import NONCE_BYTES
 from glasshouse.errors import Code, FormatError
@@ -14,7 +14,6 @@ from glasshouse.wire import dsse, hpke, jwt
 from glasshouse.wire.group import MAX_MACHINES
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.record import Id, Record, Sha256, choice, integer, octets, text
-from glasshouse.wire.signing import SigningKey
 
 __all__ = [
     "MAX_CHALLENGE_LIFETIME_US",
@@ -44,26 +43,35 @@ Token: TypeAlias = Annotated[str, text(jwt.MAX_TOKEN_BYTES)]
 Machines: TypeAlias = Annotated[int, integer(1, MAX_MACHINES)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChallengeRequest(Record, name="request", max_bytes=MAX_REQUEST_BYTES, max_elements=MAX_REQUEST_ELEMENTS):
-    """What a runtime asks a challenge with, signed by the launch key."""
+class _Request(dsse.Signed):
+    """Base of what a runtime signs before it is clear by which key that must be."""
 
-    token: Token
-    request_id: Annotated[bytes, octets(16)]  # random; the same request, sent again, is the same request
-
-    def sign(self, launch_key: SigningKey) -> bytes:
-        """Return the signed message."""
-        return dsse.sign(REQUEST_TYPE, self.encode(), [launch_key]).encode()
+    __slots__ = ()
 
     @classmethod
-    def parse_signed(cls, message: bytes) -> tuple[ChallengeRequest, dsse.Envelope]:
+    def open(cls, message: bytes) -> tuple[Self, dsse.Envelope]:
         """Return the request and its envelope, whose signature is **not** checked yet.
 
         Raises:
             FormatError: `too-large`, `not-canonical`, `schema-invalid` or `wrong-type`.
         """
-        envelope = dsse.Envelope.parse(message, max_bytes=MAX_REQUEST_BYTES)
-        return cls.parse(envelope.payload_of(REQUEST_TYPE)), envelope
+        envelope = dsse.Envelope.parse(message, max_bytes=cls._max_message_bytes)
+        return cls.parse(envelope.payload_of(cls._payload_type)), envelope
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChallengeRequest(
+    _Request,
+    name="request",
+    max_bytes=MAX_REQUEST_BYTES,
+    max_elements=MAX_REQUEST_ELEMENTS,
+    payload_type=REQUEST_TYPE,
+    max_message_bytes=MAX_REQUEST_BYTES,
+):
+    """What a runtime asks a challenge with, signed by the launch key."""
+
+    token: Token
+    request_id: Annotated[bytes, octets(16)]  # random; the same request, sent again, is the same request
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,25 +112,18 @@ class Pending(Record, name="pending", max_bytes=1024):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReleaseRequest(Record, name="request", max_bytes=MAX_RELEASE_REQUEST_BYTES, max_elements=MAX_REQUEST_ELEMENTS):
+class ReleaseRequest(
+    _Request,
+    name="request",
+    max_bytes=MAX_RELEASE_REQUEST_BYTES,
+    max_elements=MAX_REQUEST_ELEMENTS,
+    payload_type=RELEASE_REQUEST_TYPE,
+    max_message_bytes=MAX_RELEASE_REQUEST_BYTES,
+):
     """What an accepted machine of a group asks for its release with, signed by the evidence key."""
 
     nonce: Annotated[bytes, octets(NONCE_BYTES)]  # of the challenge that it answered
     evidence_sha256: Sha256  # of the evidence that it answered it with
-
-    def sign(self, evidence_key: SigningKey) -> bytes:
-        """Return the signed message."""
-        return dsse.sign(RELEASE_REQUEST_TYPE, self.encode(), [evidence_key]).encode()
-
-    @classmethod
-    def parse_signed(cls, message: bytes) -> tuple[ReleaseRequest, dsse.Envelope]:
-        """Return the request and its envelope, whose signature is **not** checked yet.
-
-        Raises:
-            FormatError: `too-large`, `not-canonical`, `schema-invalid` or `wrong-type`.
-        """
-        envelope = dsse.Envelope.parse(message, max_bytes=MAX_RELEASE_REQUEST_BYTES)
-        return cls.parse(envelope.payload_of(RELEASE_REQUEST_TYPE)), envelope
 
 
 def release_info(

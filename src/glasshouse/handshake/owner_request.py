@@ -1,4 +1,4 @@
-"""An owner's signed request to a gate that others use too: who asks which gate for what, when and in which order.
+"""An owner's signed request to a gate that others use too: by whom, for what, when and in which order.
 
 Laws: what is not signed by an owner who is enrolled is refused before anything of it is acted on, and every such
 refusal is the same; a request is for one gate, one method, one target and one body; it is taken once.
@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.wire import jwt
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import Fields
 from glasshouse.wire.kdf import sha256
+from glasshouse.wire.record import Member, Record, Sha256, choice, integer, text
 from glasshouse.wire.signing import SigningKey, key_id
 
 __all__ = [
@@ -53,8 +54,20 @@ class StaleRequestError(RefusedError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Claims(Record, name="owner request"):
+    """The claims of the token, but for `aud`."""
+
+    issued_s: Annotated[int, Member("iat")]
+    ends_s: Annotated[int, Member("exp")]
+    serial_us: int
+    method: Annotated[str, choice(_METHODS)]
+    target: Annotated[str, text()]
+    body_sha256: Sha256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OwnerRequest:
-    """What was asked for, by whom.
+    """What was asked for, and by which owner.
 
     Attributes:
         owner: their public signing key.
@@ -86,16 +99,15 @@ def sign_request(
     if method not in _METHODS or not _TARGET.fullmatch(target):
         raise ValueError("a method or target that no gate has")
     issued_s = serial_us // _SECOND_US
-    claims: dict[str, Json] = {
-        "aud": key_id(gate_public),
-        "body_sha256": sha256(body).hex(),
-        "exp": issued_s + WINDOW_S,
-        "iat": issued_s,
-        "method": method,
-        "serial_us": serial_us,
-        "target": target,
-    }
-    return _SCHEME + jwt.issue(owner, typ=REQUEST_TYPE, claims=claims)
+    claims = _Claims(
+        issued_s=issued_s,
+        ends_s=issued_s + WINDOW_S,
+        serial_us=serial_us,
+        method=method,
+        target=target,
+        body_sha256=sha256(body),
+    )
+    return _SCHEME + jwt.issue(owner, typ=REQUEST_TYPE, claims=claims.to_json() | {"aud": key_id(gate_public)})
 
 
 def authenticate(
@@ -130,21 +142,15 @@ def authenticate(
         if owner is None:
             raise _invalid()
         # 3: signature, type and gate.
-        claims = Fields(_verified(token, owner, gate_public, now_us), "owner request")
-        claims.any("aud")
-        issued_s, serial_us = claims.integer("iat"), claims.integer("serial_us")
-        body_sha256 = claims.digest("body_sha256")
-        said = claims.choice("method", _METHODS), claims.text("target")
-        ends_s = claims.integer("exp")
-        claims.end()
+        claims = _Claims.from_json(_verified(token, owner, gate_public, now_us))
     except FormatError:
         raise _invalid() from None
-    if ends_s != issued_s + WINDOW_S or serial_us // _SECOND_US != issued_s:
+    if claims.ends_s != claims.issued_s + WINDOW_S or claims.serial_us // _SECOND_US != claims.issued_s:
         raise _invalid()
     # 5: this request and no other.
-    if said != (method, target) or not _TARGET.fullmatch(target):
+    if (claims.method, claims.target) != (method, target) or not _TARGET.fullmatch(target):
         raise _invalid()
-    return OwnerRequest(owner=owner, body_sha256=body_sha256, serial_us=serial_us)
+    return OwnerRequest(owner=owner, body_sha256=claims.body_sha256, serial_us=claims.serial_us)
 
 
 def _verified(token: jwt.Token, owner: bytes, gate_public: bytes, now_us: int) -> dict[str, Json]:
@@ -160,11 +166,11 @@ def _verified(token: jwt.Token, owner: bytes, gate_public: bytes, now_us: int) -
     except FormatError as error:
         if error.code is not Code.TOKEN_EXPIRED:
             raise
-        made_us = Fields(dict(token.claims), "owner request").integer("serial_us")
+        made_us = integer().read(token.claims.get("serial_us"), "owner request.serial_us")
         raise StaleRequestError(
             "the request was not made now: this clock and the gate's differ", expected=now_us, actual=made_us
         ) from None
-    return dict(verified)
+    return {name: claim for name, claim in verified.items() if name != "aud"}
 
 
 def check_body(request: OwnerRequest, body: bytes) -> None:
@@ -189,5 +195,5 @@ def _invalid() -> RefusedError:
     return RefusedError(
         Code.OWNER_REQUEST,
         "not a request that an owner who is enrolled at this gate signed for it",
-        hint="who runs the gate enrols you: glasshouse broker serve --owner owner.pub",
+        hint="its operator enrols you: glasshouse broker serve --owner owner.pub",
     )

@@ -51,7 +51,7 @@ class CheckedRelease:
 
 def challenge_request(launch: LaunchFile) -> bytes:
     """Return the message that asks for a challenge, signed by the launch key."""
-    return ChallengeRequest(token=launch.token, request_id=os.urandom(16)).sign(launch.key())
+    return ChallengeRequest(token=launch.token, request_id=os.urandom(16)).sign(launch.key()).encode()
 
 
 def read_challenge(data: bytes, launch: LaunchFile, *, now_us: int) -> Challenge:
@@ -96,7 +96,7 @@ def release_request(challenge: Challenge, evidence: bytes, *, evidence_key: Sign
         evidence: the evidence message as it was sent.
         evidence_key: that signed it.
     """
-    return ReleaseRequest(nonce=challenge.nonce, evidence_sha256=sha256(evidence)).sign(evidence_key)
+    return ReleaseRequest(nonce=challenge.nonce, evidence_sha256=sha256(evidence)).sign(evidence_key).encode()
 
 
 def check_release(

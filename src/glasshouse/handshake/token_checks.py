@@ -5,7 +5,7 @@ Laws: a token is compared with the broker's own records and challenge, never wit
 
 from __future__ import annotations
 
-from glasshouse.attestation.refusal import CheckFailedError, signers
+from glasshouse.attestation.refusal import CheckFailedError, check_1, check_signed
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.handshake.delegation import Use
 from glasshouse.handshake.messages import MAX_REQUEST_BYTES, REQUEST_TYPE, ChallengeRequest
@@ -32,29 +32,10 @@ def check_challenge_request(message: bytes, *, broker_public: bytes, now_us: int
     Raises:
         CheckFailedError: `message-too-large`, `message-invalid` (1), or a token code (3).
     """
-    if len(message) > MAX_REQUEST_BYTES:
-        raise CheckFailedError(
-            "1",
-            Code.MESSAGE_TOO_LARGE,
-            "a challenge request that is too large",
-            expected=f"at most {MAX_REQUEST_BYTES} bytes",
-            actual=f"{len(message)} bytes",
-        )
-    try:
-        request, envelope = ChallengeRequest.parse_signed(message)
-    except FormatError as error:
-        raise CheckFailedError("1", Code.MESSAGE_INVALID, error.message) from None
+    request, envelope = check_1("a challenge request", message, MAX_REQUEST_BYTES, ChallengeRequest.open)
     token = _token(request.token, broker_public=broker_public, now_us=now_us)
-    try:
-        envelope.verify(REQUEST_TYPE, token.launch_public)
-    except FormatError:
-        raise CheckFailedError(
-            "3",
-            Code.TOKEN_KEY,
-            "a challenge request that the token's launch key did not sign",
-            expected=key_id(token.launch_public),
-            actual=signers(envelope),
-        ) from None
+    unsigned = "a challenge request that the token's launch key did not sign"
+    check_signed(envelope, REQUEST_TYPE, token.launch_public, check="3", code=Code.TOKEN_KEY, message=unsigned)
     return token
 
 

@@ -30,7 +30,7 @@ def owner(broker: LocalBroker) -> Owner:
 
 
 def delegate(owner: Owner, **changes: int) -> None:
-    now = Delegation.from_envelope(owner.delegation, owner_public=owner.signing.public)
+    now = Delegation.from_envelope(owner.delegation, owner.signing.public)
     changed = replace(now, **changes).sign(owner.signing)  # type: ignore[arg-type]
     owner.client().put_delegation(changed, owner.signing.public)
 

@@ -208,7 +208,7 @@ def _ending(broker: LocalBroker) -> dict[str, Any]:
 
 
 def delegate_anew(owner: Owner, **changes: Any) -> None:
-    now = Delegation.from_envelope(owner.delegation, owner_public=owner.signing.public)
+    now = Delegation.from_envelope(owner.delegation, owner.signing.public)
     owner.client().put_delegation(replace(now, **changes).sign(owner.signing), owner.signing.public)
 
 

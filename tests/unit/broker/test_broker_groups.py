@@ -318,7 +318,7 @@ def test_a_release_request_of_a_stranger_is_refused(owner: Owner) -> None:
     assert first.actor.ask(second.challenge, first.evidence).problem().code is Code.NONCE_UNKNOWN
     assert first.actor.ask(first.challenge, b"other evidence").problem().code is Code.NONCE_UNKNOWN
     assert second.ask().problem().code is Code.NONCE_UNKNOWN, "it has not attested yet"
-    request = ReleaseRequest(nonce=first.challenge.nonce, evidence_sha256=bytes(32)).sign(first.actor.evidence)
+    request = ReleaseRequest(nonce=first.challenge.nonce, evidence_sha256=bytes(32)).sign(first.actor.evidence).encode()
     assert first.actor.post("/v1/release", request).problem().code is Code.NONCE_UNKNOWN
     assert first.actor.post("/v1/release", b"{}").problem().code is Code.MESSAGE_INVALID
     assert first.actor.post("/v1/release", first.evidence).problem().code is Code.MESSAGE_TOO_LARGE

@@ -270,7 +270,7 @@ def test_heads_are_countersigned_only_as_long_as_the_owner_delegates_it(
     changes: dict[str, Any] = (
         {"uses": frozenset({Use.RELEASE})} if way == "narrowed" else {"not_after_us": broker.clock_us() + 30_000_000}
     )
-    now = Delegation.from_envelope(owner.delegation, owner_public=owner.signing.public)
+    now = Delegation.from_envelope(owner.delegation, owner.signing.public)
     owner.client().put_delegation(replace(now, **changes).sign(owner.signing), owner.signing.public)
     broker.advance(31)
     contact = broker.rows("SELECT contact_us, head_size FROM releases")

@@ -325,7 +325,7 @@ def test_what_nobody_signed_never_reaches_the_thread_that_decides(tmp_path: Path
             ("/v1/heads", reporter.submission(), Code.RUN_UNKNOWN),
             (
                 "/v1/release",
-                ReleaseRequest(nonce=bytes(32), evidence_sha256=bytes(32)).sign(actor.evidence),
+                ReleaseRequest(nonce=bytes(32), evidence_sha256=bytes(32)).sign(actor.evidence).encode(),
                 Code.NONCE_UNKNOWN,
             ),
         ):

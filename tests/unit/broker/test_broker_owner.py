@@ -230,7 +230,7 @@ def test_a_broker_keeps_its_key_and_refuses_without_its_key_file(tmp_path: Path)
 
 
 def test_an_older_delegation_takes_the_place_of_no_newer_one(broker: LocalBroker, owner: Owner) -> None:
-    given = Delegation.from_envelope(owner.delegation, owner_public=owner.signing.public)
+    given = Delegation.from_envelope(owner.delegation, owner.signing.public)
 
     def put(serial_us: int, **changes: Any) -> int:
         signed = replace(given, serial_us=serial_us, **changes).sign(owner.signing)
@@ -239,7 +239,7 @@ def test_an_older_delegation_takes_the_place_of_no_newer_one(broker: LocalBroker
     def uses() -> frozenset[Use]:
         [(kept,)] = broker.rows("SELECT envelope FROM delegations")
         assert isinstance(kept, bytes)
-        return Delegation.parse(kept, owner_public=owner.signing.public).uses
+        return Delegation.parse_signed(kept, owner.signing.public).uses
 
     narrow = frozenset({Use.COUNTERSIGN})
     assert put(2000, uses=narrow) == 2000

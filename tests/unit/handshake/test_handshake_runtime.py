@@ -59,7 +59,7 @@ def test_two_requests_of_one_launch_are_different_requests(world: World) -> None
 
 
 def test_a_thief_of_the_token_cannot_even_ask(world: World) -> None:
-    request = ChallengeRequest(token=world.token(), request_id=bytes(16)).sign(signing_key("thief"))
+    request = ChallengeRequest(token=world.token(), request_id=bytes(16)).sign(signing_key("thief")).encode()
     with pytest.raises(CheckFailedError) as refusal:
         check_challenge_request(request, broker_public=world.broker.public, now_us=NOW_US)
     assert (refusal.value.check, refusal.value.code) == ("3", Code.TOKEN_KEY)
@@ -192,5 +192,5 @@ def test_a_delegation_of_nothing_does_not_exist(world: World) -> None:
     with pytest.raises(FormatError):
         Delegation.from_envelope(
             dsse.sign("application/vnd.glasshouse.delegation+json", b"[]", [world.owner]),
-            owner_public=world.owner.public,
+            world.owner.public,
         )

@@ -24,7 +24,7 @@ class Keeps:
         self.serial_us = serial_us
 
     def put_delegation(self, envelope: Envelope, owner: bytes) -> int:
-        given = Delegation.from_envelope(envelope, owner_public=owner)
+        given = Delegation.from_envelope(envelope, owner)
         self.serial_us = max(self.serial_us, given.serial_us)
         return self.serial_us
 
@@ -33,7 +33,7 @@ def delegate(broker: Any, monkeypatch: pytest.MonkeyPatch) -> Delegation:
     monkeypatch.setattr(prepare, "_now_us", lambda: NOW_US)
     identity: Any = SimpleNamespace(signing=OWNER)
     signed = prepare._delegate(broker, identity, BROKER.public, not_after_us=NOW_US + 10**9)
-    return Delegation.from_envelope(signed, owner_public=OWNER.public)
+    return Delegation.from_envelope(signed, OWNER.public)
 
 
 @pytest.mark.parametrize("kept_us", [0, NOW_US - 1, NOW_US + 5_000_000])

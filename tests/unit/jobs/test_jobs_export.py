@@ -153,7 +153,7 @@ def test_our_own_verifiers_accept_nothing_of_that_key(exported: Exported) -> Non
         with pytest.raises(GlasshouseError):
             verify_artifact(document, owner=owner)
         with pytest.raises(FormatError):
-            Delegation.parse(document, owner_public=owner)
+            Delegation.parse_signed(document, owner)
     parsed = Envelope.parse(certificate, max_bytes=1 << 16)
     for other in ("application/vnd.in-toto+json", "application/vnd.glasshouse.delegation+json"):
         with pytest.raises(FormatError):

@@ -54,7 +54,7 @@ class OwnerRequests:
         """
         request = DelegationRequest.parse(body)
         owner, envelope = request.owner, request.delegation
-        delegation, now_us = Delegation.from_envelope(envelope, owner_public=owner), self.broker.clock_us()
+        delegation, now_us = Delegation.from_envelope(envelope, owner), self.broker.clock_us()
         if not scope.covers(owner):
             raise UsageError(Code.CHAIN_DELEGATION, "a delegation by another owner than the caller")
         if delegation.broker_public != self.broker.public or now_us >= delegation.not_after_us:

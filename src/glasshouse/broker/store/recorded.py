@@ -229,7 +229,7 @@ def checked_policy(signed: SignedPolicy, manifest: Manifest, broker_public: byte
 
 @lru_cache(maxsize=_REMEMBERED)
 def _delegation(envelope: bytes, owner: bytes) -> Delegation:
-    return Delegation.parse(envelope, owner_public=owner)
+    return Delegation.parse_signed(envelope, owner)
 
 
 def launch_record(connection: Connection, jti: str) -> LaunchRecord | None:

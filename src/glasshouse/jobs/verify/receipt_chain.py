@@ -88,7 +88,7 @@ def walk(data: bytes, *, owner: bytes) -> Chain:
     bundle = Bundle.parse(data)  # 1
     _check_owner(bundle, owner)
     with _link(Code.CHAIN_DELEGATION):
-        delegation = Delegation.from_envelope(bundle.delegation, owner_public=owner)
+        delegation = Delegation.from_envelope(bundle.delegation, owner)
         for use in Use:
             _same(Code.CHAIN_DELEGATION, f"a delegation without the use {use}", use in delegation.uses)
     broker = delegation.broker_public
