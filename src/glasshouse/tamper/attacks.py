@@ -27,23 +27,14 @@ _HOUR_US = 3600 * 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attack:
-    """One attack.
+    """One attack."""
 
-    Attributes:
-        name: what it is called.
-        changed: what the attacker changed, in words.
-        check: the number of the check that must notice; empty for the control.
-        expected: the code that must come back; None for the control.
-        play: plays it against the owner's broker and returns the broker's last answer.
-        counted: by how much a release moves the broker's counter.
-    """
-
-    name: str
-    changed: str
-    check: str
-    expected: Code | None
-    play: Callable[[Owner], Reply]
-    counted: int = 1
+    name: str  # what it is called
+    changed: str  # what the attacker changed, in words
+    check: str  # the number of the check that must notice; empty for the control
+    expected: Code | None  # the code that must come back; None for the control
+    play: Callable[[Owner], Reply]  # plays it against the owner's broker and returns the broker's last answer
+    counted: int = 1  # by how much a release moves the broker's counter
 
 
 def _with(edit: Callable[[Claims], Claims]) -> Callable[[Owner], Reply]:

@@ -16,21 +16,13 @@ __all__ = ["AttackResult", "run_attacks"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttackResult:
-    """The broker's answer to one attack.
-
-    Attributes:
-        attack: which.
-        actual_check: number of the check that refused; empty for none.
-        actual: the code; None for a release.
-        released: whether the broker answered with a release.
-        counter_before, counter_after: the broker's own release counter.
-    """
+    """The broker's answer to one attack."""
 
     attack: Attack
-    actual_check: str
-    actual: Code | None
-    released: bool
-    counter_before: int
+    actual_check: str  # number of the check that refused; empty for none
+    actual: Code | None  # the code; None for a release
+    released: bool  # whether the broker answered with a release
+    counter_before: int  # the broker's own release counter
     counter_after: int
 
     @property

@@ -66,15 +66,12 @@ class Owner:
     """An owner with one package and one broker, and everything between them signed.
 
     Args:
-        broker: a live one.
         releases: the deployment's release budget.
-        profile: the hardening profile that floor and policy demand.
-        egress: whom floor and policy let the worker reach.
+        profile, egress: of the floor and the policy.
         signing: the owner's key; a new one by default.
 
     Attributes:
-        signing: the owner's key.
-        manifest, package_key: the package; its content plays no part here.
+        manifest, package_key: the package; it has no content.
         deployment: the deployment's id.
         measurement: the reference that a runtime must measure to.
     """
@@ -178,20 +175,13 @@ class Owner:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Actor:
-    """Plays a runtime: the launch file it was handed, and keys of its own.
+    """Plays a runtime: the launch file it was handed, and keys of its own."""
 
-    Attributes:
-        owner: whose package it wants to open.
-        launch: the launch file.
-        hpke, evidence: the keys it made.
-        url: where it sends to; the launch file's broker unless another is between.
-    """
-
-    owner: Owner
+    owner: Owner  # whose package it wants to open
     launch: LaunchFile
-    hpke: RecipientKey
+    hpke: RecipientKey  # the keys it made
     evidence: SigningKey
-    url: str
+    url: str  # where it sends to; the launch file's broker unless another is between
 
     @classmethod
     def enter(cls, owner: Owner, launch: LaunchFile | None = None, *, url: str = "") -> Actor:

@@ -32,18 +32,12 @@ _KILLED_S = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLook:
-    """A run as it is now.
-
-    Attributes:
-        folder, record: the run.
-        seen: what its events report.
-        doing: `preparing`, `running`, `unattended` (its supervisor is gone, the runtime is not) or `ended`.
-    """
+    """A run as it is now."""
 
     folder: RunFolder
     record: RunRecord
-    seen: Seen
-    doing: str
+    seen: Seen  # what its events report
+    doing: str  # `preparing`, `running`, `unattended` (its supervisor is gone, the runtime is not) or `ended`
 
     @property
     def progress(self) -> dict[str, Any] | None:
@@ -52,10 +46,7 @@ class RunLook:
 
 
 def look(folder: RunFolder, home: Home, *, deep: bool = True) -> RunLook:
-    """Look at a run; one whose processes are all gone is settled: by its receipt, or as `lost`.
-
-    Args:
-        deep: whether to read an ended run's log.
+    """Look at a run; one whose processes are all gone is settled. Unless `deep`, an ended run's log is not read.
 
     Raises:
         UsageError: a damaged record.
@@ -75,10 +66,7 @@ def look(folder: RunFolder, home: Home, *, deep: bool = True) -> RunLook:
 
 
 def looks(home: Home, *, newest: int | None = None) -> list[RunLook]:
-    """Look at every run, or the newest few, the newest first; logs of ended runs are not read.
-
-    A damaged record is left out.
-    """
+    """Look at every run with a sound record, or the newest few, the newest first; logs of ended runs are not read."""
     found: list[RunLook] = []
     for folder in RunFolder.all(home):
         with contextlib.suppress(UsageError):
@@ -131,13 +119,10 @@ def give_up(folder: RunFolder, home: Home) -> bool:
 
 
 def take(folder: RunFolder, home: Home, owner: SigningKey) -> bool:
-    """Take from a run's gate what its folder lacks, and record its end anew if that was a receipt.
-
-    Returns:
-        Whether anything came.
+    """Take from a run's gate what its folder lacks, record its end anew if a receipt came; return if anything did.
 
     Raises:
-        GlasshouseError: as `stored.take_stored`; nothing has changed then.
+        GlasshouseError: as `download.take_stored`; nothing has changed then.
         PlatformError: its supervisor, which waits for the machine, does not end.
     """
     had_receipts = all(is_there(one.receipt) for one in folder.machines())

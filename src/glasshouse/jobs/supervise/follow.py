@@ -65,49 +65,30 @@ class Tail:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingProgress:
-    """How far the training is.
+    """How far the training is."""
 
-    Attributes:
-        unit: `step` or `epoch`.
-        done, total: how many; the total may be unknown.
-        elapsed_us: by the worker's clock.
-        loss: decimal text.
-    """
-
-    unit: str
-    done: int
+    unit: str  # `step` or `epoch`
+    done: int  # how many; the total may be unknown
     total: int | None
-    elapsed_us: int
-    loss: str | None
+    elapsed_us: int  # by the worker's clock
+    loss: str | None  # decimal text
 
 
 @dataclass(kw_only=True, slots=True)
 class Seen:
-    """What a run's events report so far.
+    """What a run's events report so far."""
 
-    Attributes:
-        state: of the run; None before its first event.
-        entered_us: when each state began, by the runtime's clock.
-        work: the last progress.
-        checks: (process, check) → result.
-        outputs, segments: how many left the machine sealed.
-        probes: probe → result.
-        notices: codes of what the runtime wants a person to know.
-        outcome, code: how the run ended.
-        last_us: time of the last event.
-    """
-
-    state: State | None = None
-    entered_us: dict[State, int] = field(default_factory=dict)
-    work: TrainingProgress | None = None
-    checks: dict[tuple[str, str], str] = field(default_factory=dict)
-    outputs: int = 0
+    state: State | None = None  # of the run; None before its first event
+    entered_us: dict[State, int] = field(default_factory=dict)  # when each state began, by the runtime's clock
+    work: TrainingProgress | None = None  # the last progress
+    checks: dict[tuple[str, str], str] = field(default_factory=dict)  # (process, check) → result
+    outputs: int = 0  # how many left the machine sealed
     segments: int = 0
-    probes: dict[str, str] = field(default_factory=dict)
-    notices: list[str] = field(default_factory=list)
-    outcome: Outcome | None = None
+    probes: dict[str, str] = field(default_factory=dict)  # probe → result
+    notices: list[str] = field(default_factory=list)  # codes of what the runtime wants a person to know
+    outcome: Outcome | None = None  # how the run ended
     code: Code | None = None
-    last_us: int = 0
+    last_us: int = 0  # time of the last event
     _recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_RATE_WINDOW))
 
     @classmethod

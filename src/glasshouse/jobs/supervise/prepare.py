@@ -50,13 +50,9 @@ _MARGIN_S = 2 * 3600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """In how many processes a script runs: `each` ranks on each of `machines`.
+    """In how many processes a script runs; raises `UsageError` for a number that no group can have."""
 
-    Raises:
-        UsageError: `usage` for a number that no group can have.
-    """
-
-    each: int
+    each: int  # on each machine
     machines: int = 1
 
     def __post_init__(self) -> None:
@@ -86,16 +82,12 @@ class Ranks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A run that can be placed.
-
-    Attributes:
-        launch: the launch file; secret.
-        others: folders and launch files of the other machines of its group, in order.
-    """
+    """A run that can be placed."""
 
     folder: RunFolder
     record: RunRecord
-    launch: bytes
+    launch: bytes  # the launch file; secret
+    # Folders and launch files of the other machines of its group, in order.
     others: tuple[tuple[RunFolder, bytes], ...] = ()
 
     def __repr__(self) -> str:

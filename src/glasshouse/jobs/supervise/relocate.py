@@ -27,25 +27,18 @@ __all__ = ["Relocated", "relocate"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relocated:
-    """A home that was moved.
+    """A home that was moved."""
 
-    Attributes:
-        fingerprint: of the identity.
-        files: how many are no longer at the old place.
-        kept: files that stay there, because the new place has others of their names.
-    """
-
-    fingerprint: str
-    files: int
-    kept: tuple[Path, ...]
+    fingerprint: str  # of the identity
+    files: int  # how many are no longer at the old place
+    kept: tuple[Path, ...]  # files that stay there, because the new place has others of their names
 
 
 def relocate(source: Path, target: Home) -> Relocated:
     """Move identity, key store, package records, keys of accounts at providers, and the broker's data.
 
     Args:
-        source: the old home.
-        target: the new one; without an identity, or with the same one after a move that was cut off.
+        target: the new home; without an identity, or with the same one after a move that was cut off.
 
     Raises:
         UsageError: `identity` when there is none, others could read it, or the target has another; `usage` while a

@@ -23,17 +23,12 @@ __all__ = ["Removable", "ended_before", "removable", "remove"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Removable:
-    """A run that may be removed.
-
-    Attributes:
-        journal: of its rental, which is over; it may not be there.
-        freed_bytes: what its removal frees; what another name still holds, as a package's own, frees nothing.
-    """
+    """A run that may be removed."""
 
     folder: RunFolder
     record: RunRecord
-    journal: Journal
-    freed_bytes: int
+    journal: Journal  # of its rental, which is over; it may not be there
+    freed_bytes: int  # what its removal frees; what another name still holds, as a package's own, frees nothing
 
 
 def removable(folder: RunFolder, home: Home) -> Removable:

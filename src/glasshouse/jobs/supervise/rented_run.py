@@ -80,20 +80,13 @@ class Listener(Watcher):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Renting:
-    """A run on a machine that is to be rented.
-
-    Attributes:
-        profile: how much hardening the job's policy demands.
-        machine: the job's table `machine`.
-        provider: from whom.
-        offers: what it may be, the cheapest first.
-    """
+    """A run on a machine that is to be rented."""
 
     request: RunRequest
-    profile: Profile
-    machine: Wanted
-    provider: Provider
-    offers: list[Offer]
+    profile: Profile  # how much hardening the job's policy demands
+    machine: Wanted  # the job's table `machine`
+    provider: Provider  # from whom
+    offers: list[Offer]  # what it may be, the cheapest first
 
     @classmethod
     def of(cls, request: RunRequest, home: Home) -> Renting | None:

@@ -15,24 +15,15 @@ __all__ = ["RunRequest", "load_job", "shape_of"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """A run that is asked for.
-
-    Attributes:
-        job: the job of the job file `what`; None for a package.
-        on: names of machines, `local`, or the provider to rent from.
-        gate: the name of the gate that releases its key; None for a broker on this machine.
-        ranks: in how many processes; None for one without a group.
-        detach: whether it goes on by itself.
-        accept: whether a rented machine will do that does not print its host key.
-    """
+    """A run that is asked for."""
 
     what: Path
-    job: Job | None
-    on: tuple[str, ...] = ("local",)
-    gate: str | None = None
-    ranks: Ranks | None = None
-    detach: bool = False
-    accept: bool = False
+    job: Job | None  # the job of the job file `what`; None for a package
+    on: tuple[str, ...] = ("local",)  # names of machines, `local`, or the provider to rent from
+    gate: str | None = None  # the name of the gate that releases its key; None for a broker on this machine
+    ranks: Ranks | None = None  # in how many processes; None for one without a group
+    detach: bool = False  # whether it goes on by itself
+    accept: bool = False  # whether a rented machine will do that does not print its host key
 
     @classmethod
     def of(

@@ -71,7 +71,6 @@ def run_here(
     """Supervise a run in this process until it has ended; SIGINT, SIGTERM and SIGHUP stop it.
 
     Args:
-        folder, launch, others: as of `supervise`.
         places: of its machines, as far as the caller has them: a connection that is kept is used again.
         interrupts: what the caller counts signals by already; those that came before stop the run too.
 
@@ -193,11 +192,7 @@ def counted(interrupts: Interrupts) -> Iterator[None]:
 
 @contextlib.contextmanager
 def giving_back(first: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Go on in spite of signals while a machine is given back; a second Ctrl-C ends that, by KeyboardInterrupt.
-
-    Args:
-        first: called by the handler at the first one.
-    """
+    """Go on in spite of signals, and call `first` at the first Ctrl-C; a second one raises KeyboardInterrupt."""
     interrupts = Interrupts()
 
     def handle(number: int, _frame: FrameType | None) -> None:

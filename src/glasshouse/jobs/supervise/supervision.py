@@ -183,12 +183,7 @@ def _over_by_s(record: RunRecord) -> float:
 
 
 class _Supervision:
-    """Follows the machines of one run until all their runtimes have ended.
-
-    Args:
-        placed: the machines, in order.
-        broker, interrupts, gone: as of `supervise`.
-    """
+    """Follows the machines of one run until all their runtimes have ended."""
 
     def __init__(
         self, placed: Sequence[_FollowedMachine], broker: Broker, interrupts: Interrupts, gone: Callable[[], bool]

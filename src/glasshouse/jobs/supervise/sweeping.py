@@ -27,60 +27,37 @@ __all__ = ["Elsewhere", "Found", "Stray", "Swept", "elsewhere", "found", "sweep"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What the journals here record.
+    """What the journals here record."""
 
-    Attributes:
-        rentals: those that are not over, the oldest first.
-        damaged: what could not be read, in words.
-    """
-
-    rentals: tuple[Rental, ...]
-    damaged: tuple[str, ...]
+    rentals: tuple[Rental, ...]  # those that are not over, the oldest first
+    damaged: tuple[str, ...]  # what could not be read, in words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stray:
-    """A machine of this owner at a provider, of no rental here that goes on.
-
-    Attributes:
-        provider: where.
-        machine: by the provider's word.
-    """
+    """A machine of this owner at a provider, of no rental here that goes on."""
 
     provider: str
-    machine: Rented
+    machine: Rented  # by the provider's word
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Elsewhere:
-    """What providers list.
+    """What providers list."""
 
-    Attributes:
-        strays: machines of this owner, of no rental here that goes on.
-        asked: the providers that answered; those without a key here were not asked.
-        silent: those that were asked and did not answer, in words.
-    """
-
-    strays: tuple[Stray, ...]
-    asked: tuple[str, ...]
-    silent: tuple[str, ...]
+    strays: tuple[Stray, ...]  # machines of this owner, of no rental here that goes on
+    asked: tuple[str, ...]  # the providers that answered; those without a key here were not asked
+    silent: tuple[str, ...]  # those that were asked and did not answer, in words
 
 
 @dataclass(kw_only=True, slots=True)
 class Swept:
-    """What a sweep did.
+    """What a sweep did."""
 
-    Attributes:
-        rentals: how many were ended, machines from another home among them.
-        machines: how many of their machines are shown to be gone; of a request that made none there is none.
-        forgotten: how many records were removed of rentals that were over before, and belong to no run here.
-        left: what could not be shown to be gone or not be read, in words.
-    """
-
-    rentals: int = 0
-    machines: int = 0
-    forgotten: int = 0
-    left: list[str] = field(default_factory=list)
+    rentals: int = 0  # how many were ended, machines from another home among them
+    machines: int = 0  # how many of their machines are shown to be gone; of a request that made none there is none
+    forgotten: int = 0  # how many records were removed of rentals that were over before, and belong to no run here
+    left: list[str] = field(default_factory=list)  # what could not be shown to be gone or not be read, in words
 
 
 def found(home: Home) -> Found:
@@ -123,11 +100,8 @@ def sweep(
     One that cannot be given back, or whose journal is damaged, keeps no other.
 
     Args:
-        home: whose rentals.
         everything: those too whose process is, or was, on another machine, and those of which there is no journal here:
             another home of this owner may be using them.
-        say: called with each step for people.
-        clock: the time.
     """
     clock, there = clock or SystemClock(), found(home)
     swept = Swept(left=list(there.damaged), forgotten=_forget(home))

@@ -23,27 +23,16 @@ INVALID = "invalid"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conclusion:
-    """How a run ended, as far as its owner can see.
+    """How a run ended, as far as its owner can see."""
 
-    Attributes:
-        outcome: from the verified receipt; without one, `lost` or by the runtime's exit code.
-        code: why it did not complete.
-        verdict: `good`, `incomplete`, `not-completed`, `invalid` or `no-receipt`.
-        receipt: the verified receipt.
-        verified: the verdict of verification.
-        problem: why there is no verified receipt, for people.
-        machines: of a group: how each of its machines ended, in order.
-        blamed: of a group that did not complete: the machine because of which.
-    """
-
-    outcome: Outcome
-    code: Code | None
-    verdict: str
-    receipt: Receipt | None = None
-    verified: Verdict | None = None
-    problem: str = ""
-    machines: tuple[Conclusion, ...] = ()
-    blamed: int | None = None
+    outcome: Outcome  # from the verified receipt; without one, `lost` or by the runtime's exit code
+    code: Code | None  # why it did not complete
+    verdict: str  # `good`, `incomplete`, `not-completed`, `invalid` or `no-receipt`
+    receipt: Receipt | None = None  # the verified receipt
+    verified: Verdict | None = None  # the verdict of verification
+    problem: str = ""  # why there is no verified receipt, for people
+    machines: tuple[Conclusion, ...] = ()  # of a group: how each of its machines ended, in order
+    blamed: int | None = None  # of a group that did not complete: the machine because of which
 
     @property
     def exit_code(self) -> ExitCode:
@@ -57,12 +46,7 @@ class Conclusion:
 
 
 def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None) -> Conclusion:
-    """Look at what a run left and verify it.
-
-    Args:
-        owner_signing: the owner's public signing key.
-        agent_exit: the runtime's exit code, negative for a signal; None when its end was not seen.
-    """
+    """Verify what a run left; `agent_exit` is negative for a signal, and None when the end was not seen."""
     if not is_there(folder.receipt):
         return _without_receipt(folder, agent_exit)
     try:
@@ -102,12 +86,9 @@ def _without_receipt(folder: RunFolder, agent_exit: int | None) -> Conclusion:
 
 
 def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes) -> Conclusion:
-    """Look once more at what an ended run left.
+    """Verify again what an ended run left.
 
     A run without a receipt ended as its record holds: only its supervisor saw the runtime's exit code.
-
-    Args:
-        owner_signing: the owner's public signing key.
     """
     found = conclude(folder, owner_signing=owner_signing, agent_exit=None)
     if found.verdict != NO_RECEIPT or record.outcome is None:

@@ -1,4 +1,4 @@
-"""`verify`: is this document genuine, by this owner, and what does it say? Offline, from the file and `owner.pub`.
+"""Verifies that a document is genuine and by its owner; offline, from the file and `owner.pub`.
 
 A verdict never stands without its assurance level.
 """
@@ -49,7 +49,7 @@ def verify_bundle(data: bytes, *, owner: OwnerPublic | bytes, now_us: int | None
 
 
 def verify_artifact(data: bytes, *, owner: OwnerPublic | bytes, now_us: int | None = None) -> ArtifactVerdict:
-    """Check an artifact by itself; `jobs.artifact.compare` holds it to its bundle.
+    """Check an artifact by itself; `publish.compare` holds it to its bundle.
 
     Raises:
         VerificationError: `owner-mismatch` for one by another owner, `artifact-invalid` for any alteration and for a
@@ -114,13 +114,12 @@ def verify_file(
     whole: bool = False,
     now_us: int | None = None,
 ) -> AnyVerdict:
-    """Find out what a file is and verify it.
+    """Verify a receipt bundle, an artifact, a sealed package or an event log.
 
     A bundle is verified with the `events.log` and `heads.log` that lie beside it. A log that is named must be there,
     and the bundle that vouches for it beside it.
 
     Args:
-        path: a receipt bundle, an artifact, a sealed package or an event log.
         content: whether to open a package's content too, with its key.
         whole: whether the file is the receipt of a run's own folder, where log and heads must be.
         now_us: the present, where it is known: what is dated in the future is refused.

@@ -41,9 +41,6 @@ def is_whole(folder: RunFolder, owner: bytes) -> bool:
     """Return whether a machine's folder has its receipt, log and heads, and a file for each that the receipt counts.
 
     Content is not looked at: `fetch` and `verify` do. A receipt that does not hold counts nothing, so nothing lacks.
-
-    Args:
-        owner: the owner's public signing key.
     """
     if not _is_closed(folder):
         return False
@@ -63,7 +60,6 @@ def take_stored(home: Home, folder: RunFolder, owner: SigningKey, *, verified: C
     as it has. Where they are not, it gives everything or nothing.
 
     Args:
-        owner: signs the requests to the gate.
         verified: called once all that came holds, before any of it comes into the folder.
 
     Returns:

@@ -29,7 +29,6 @@ def survivors(
     what its script started, or made of its worker, by their session.
 
     Args:
-        scratch, out: the run's, as of `RunFolder`.
         patience_s: how long to wait for the last of them to end; a few seconds when None.
         processes: where the system lists what runs.
 

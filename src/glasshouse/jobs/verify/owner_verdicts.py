@@ -17,14 +17,10 @@ __all__ = ["AnyVerdict", "ArtifactVerdict", "PackageVerdict"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtifactVerdict:
-    """An artifact that the owner signed, unaltered.
+    """An artifact that the owner signed, unaltered."""
 
-    Attributes:
-        artifact: its fields.
-        bundle: the verdict on its bundle, which shows every field of it; None when that was not looked at.
-    """
-
-    artifact: Artifact
+    artifact: Artifact  # its fields
+    # The verdict on its bundle, which shows every field of it; None when that was not looked at.
     bundle: Verdict | None = None
 
     @property
@@ -98,19 +94,13 @@ class ArtifactVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackageVerdict:
-    """A package that the owner signed.
+    """A package that the owner signed."""
 
-    Attributes:
-        package_id, manifest_sha256: which.
-        assurance, profile: the floor that every run of it must meet.
-        assets, content_bytes: what was opened and compared with its digests; None when only the public part was.
-    """
-
-    package_id: str
+    package_id: str  # which
     manifest_sha256: bytes
-    assurance: str
+    assurance: str  # the floor that every run of it must meet
     profile: str
-    assets: int | None
+    assets: int | None  # what was opened and compared with its digests; None when only the public part was
     content_bytes: int | None
 
     @property

@@ -48,8 +48,6 @@ def make_artifact(
     """Return the signed artifact of a run.
 
     Args:
-        bundle: the receipt bundle's bytes.
-        owner: the owner's signing key, whose run it is.
         canaries: this run's live secrets: keys, input names, paths; what the bundle itself names
             (container, devices) and `host_canaries` are added.
         numbers: public results by a name of `NUMBERS`, as decimals.

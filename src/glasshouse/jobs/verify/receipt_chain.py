@@ -33,25 +33,19 @@ __all__ = ["Chain", "walk"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
-    """The links of a bundle, each found to be genuine and to fit the ones before it.
-
-    Attributes:
-        token_sha256: of the compact text.
-        manifest, claims, ear, countersigned_head, countersignature: None where the bundle has none.
-        missing: the parts that are not there, by their name in the bundle.
-    """
+    """The links of a bundle, each found to be genuine and to fit the ones before it."""
 
     delegation: Delegation
-    manifest: Manifest | None
+    manifest: Manifest | None  # None where the bundle has none
     token: TokenClaims
-    token_sha256: bytes
+    token_sha256: bytes  # of the compact text
     claims: Claims | None
     ear: Ear | None
     head: Head
     countersigned_head: CountersignedHead | None
     receipt: Receipt
     countersignature: CountersignedReceipt | None
-    missing: tuple[str, ...]
+    missing: tuple[str, ...]  # the parts that are not there, by their name in the bundle
 
     @property
     def closed_us(self) -> int:

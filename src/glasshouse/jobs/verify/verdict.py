@@ -71,24 +71,16 @@ _PARTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """A bundle all of whose links hold.
+    """A bundle all of whose links hold."""
 
-    Attributes:
-        chain: the links.
-        log: the log beside the bundle, if it was there and agrees.
-        heads: how many countersigned heads lie beside the log, all of them of this run; None when not looked at.
-        outputs_match: how many sealed outputs were compared with the receipt, all of which match; None when none
-            were looked at.
-        segments_match: the same for sealed log segments and the log.
-        unnamed: what lies beside these and is named by nothing, in words.
-    """
-
-    chain: Chain
-    log: VerifiedLog | None = None
+    chain: Chain  # the links
+    log: VerifiedLog | None = None  # the log beside the bundle, if it was there and agrees
+    # How many countersigned heads lie beside the log, all of them of this run; None when not looked at.
     heads: int | None = None
+    # How many sealed outputs were compared with the receipt, all of which match; None when none were looked at.
     outputs_match: int | None = None
-    segments_match: int | None = None
-    unnamed: tuple[str, ...] = ()
+    segments_match: int | None = None  # the same for sealed log segments and the log
+    unnamed: tuple[str, ...] = ()  # what lies beside these and is named by nothing, in words
 
     @property
     def not_looked_at(self) -> tuple[str, ...]:

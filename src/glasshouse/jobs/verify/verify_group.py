@@ -21,15 +21,10 @@ __all__ = ["GroupVerdict", "verify_group"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupVerdict:
-    """Receipts of all machines of one group, each verified.
+    """Receipts of all machines of one group, each verified."""
 
-    Attributes:
-        group: as machine 0 has it.
-        machines: in order.
-    """
-
-    group: Group
-    machines: tuple[Verdict, ...]
+    group: Group  # as machine 0 has it
+    machines: tuple[Verdict, ...]  # in order
 
     @property
     def status(self) -> Status:
@@ -80,10 +75,6 @@ class GroupVerdict:
 
 def verify_group(run: RunFolder, first: Verdict, *, owner: OwnerPublic, now_us: int | None = None) -> GroupVerdict:
     """Verify the other machines of a run as machine 0 was, and that all of them are one group.
-
-    Args:
-        first: of machine 0.
-        now_us: the present, where it is known: a run of the future is refused.
 
     Raises:
         VerificationError: as `verify_file`; `incomplete` for a machine without a receipt, `group-mismatch`, or

@@ -91,9 +91,7 @@ def verify_named(
         what: a receipt, artifact, event log or package; a run; a measurement's folder.
         home: whose owner, known owners and runs count.
         owner: a known owner's name or a public key's file; None for whose it is.
-        fingerprint: what the owner's key must have.
         bundle: the receipt to compare an artifact with.
-        content: whether to open a package's content too.
         unlock: returns the owner's identity; called for `content` alone.
 
     Raises:

@@ -23,16 +23,10 @@ _WORST_FIRST = (INVALID, NO_RECEIPT, Status.INCOMPLETE.value, Status.NOT_COMPLET
 
 
 def check_group(chains: Sequence[Chain]) -> Group:
-    """Check that verified receipts are one group's: all of its machines, each once, of one deployment.
+    """Check that verified receipts are one group's: all of its machines, each once; return it as machine 0 has it.
 
     The group stands in each launch token, which the broker signed, and the evidence and the receipt of a machine
     are bound to its token.
-
-    Args:
-        chains: of the receipts, in any order; not empty.
-
-    Returns:
-        The group, as machine 0 has it.
 
     Raises:
         VerificationError: `group-mismatch`; `incomplete` when nothing contradicts it and a machine is missing.
@@ -62,13 +56,7 @@ def check_group(chains: Sequence[Chain]) -> Group:
 
 
 def conclude_run(folder: RunFolder, record: RunRecord | None, *, owner_signing: bytes) -> Conclusion:
-    """Conclude a run on any number of machines from what they left.
-
-    Args:
-        folder: of machine 0.
-        record: of a run that has ended; None for one whose end was not seen.
-        owner_signing: the owner's public signing key.
-    """
+    """Conclude a run on any number of machines from what they left; `record` is None where its end was not seen."""
 
     def of(one: RunFolder) -> Conclusion:
         if record is None:
@@ -83,12 +71,7 @@ def conclude_run(folder: RunFolder, record: RunRecord | None, *, owner_signing: 
 
 
 def together(ends: Sequence[Conclusion], *, first: Sequence[int] = ()) -> Conclusion:
-    """Return how a group ended; its receipt and outputs are those of machine 0.
-
-    Args:
-        ends: of the machines, in order.
-        first: machines in the order in which they ended, as far as it was seen.
-    """
+    """Return how a group ended, with machine 0's receipt; `first` has machines in the order in which they ended."""
     blamed = _blamed(ends, first)
     problems = {number: end.problem for number, end in enumerate(ends) if end.problem}
     # What still runs on one of them, or stayed there, is to be read, whichever of them is to blame.
