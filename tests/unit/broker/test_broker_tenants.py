@@ -17,6 +17,7 @@ from glasshouse.broker.client.owner_client import OwnerClient, Reply
 from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError, UsageError, VerificationError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.signed_policy import SignedPolicy
+from glasshouse.jobs.supervise.mint import mint
 from glasshouse.package.layout import key_commitment
 from glasshouse.tamper.stage import Actor, Owner, clock_us
 from glasshouse.wire.canonical import Json, encode
@@ -246,16 +247,16 @@ def test_a_looser_policy_that_was_moved_to_another_deployment_launches_nothing(g
     moved, meant = (alice.client().add_deployment(envelope, alice.package_key, policy) for policy in (looser, strict))
     asked = Preparing(alice, gate.broker_public, gate.runtime_url)
 
-    def mint(run_id: str) -> bytes:
+    def minted(run_id: str) -> bytes:
         how = {"broker_url": gate.runtime_url, "place": "here"}
         return mint(asked, alice.manifest, meant, strict, run_id, alice.delegation, None, **how)
 
-    assert LaunchFile.parse(mint(secrets.token_hex(16))).broker_public == gate.broker_public
+    assert LaunchFile.parse(minted(secrets.token_hex(16))).broker_public == gate.broker_public
     gate.edit(
         "UPDATE deployments SET policy = (SELECT policy FROM deployments WHERE id = ?) WHERE id = ?", moved, meant
     )
     with pytest.raises(PeerError) as caught:
-        mint(secrets.token_hex(16))
+        minted(secrets.token_hex(16))
     assert caught.value.code is Code.BROKER_PROTOCOL
     assert "policy_sha256" in caught.value.message
 
