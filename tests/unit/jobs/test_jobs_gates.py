@@ -180,7 +180,7 @@ def test_a_gate_is_meant_by_its_name_and_by_its_url(home: Home, gate: LocalBroke
 
 def test_the_usual_port_need_not_be_written(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GateClient, "check_known", lambda _self: None)
-    add_gate(home, "far", gate_of("https://KnownGate.example", key="ab" * 32, certificate=None))
+    add_gate(home, "far", gate_of("https://Gate.example", key="ab" * 32, certificate=None))
     assert gate_name(home, "https://gate.example:443/") == "far"
     for other in ("https://gate.example:444", "https://gate.example.org"):
         with pytest.raises(UsageError, match="no gate was added"):

@@ -55,7 +55,7 @@ def test_a_hub_model_becomes_inputs_of_the_package(tmp_path: Path, monkeypatch: 
     hub = Hub(tmp_path / "cache", names=("config.json", "model.safetensors"))
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     examined: list[str] = []
-    monkeypatch.setattr(content_module, "examine", lambda _params, files: examined.extend(files) or [])
+    monkeypatch.setattr(content_module, "examine", lambda _workload, _params, files: examined.extend(files) or [])
     content = content_of(job(tmp_path))
     assert examined == [source.path for source in content.sources]  # as any other packed model
     assert [source.path for source in content.sources] == [
