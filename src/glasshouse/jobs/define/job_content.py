@@ -33,11 +33,7 @@ class Content:
 
 
 def content_of(job: Job) -> Content:
-    """List a job's files, with its model if that comes from the hub, and check them against its parameters.
-
-    Raises:
-        UsageError: as `gather`, `pack_model` and `registry.examine`.
-    """
+    """List a job's files, with its model of the hub, and check its parameters against them; raises `UsageError`."""
     gathered = _inputs(job)
     sources, params = gathered.sources, dict(job.params)
     if is_hub_id(job.workload, params):

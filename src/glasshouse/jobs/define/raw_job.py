@@ -73,12 +73,7 @@ def of_job(job: Job) -> Plain:
 
 
 def of_package(path: Path, *, home: Home, identity: Identity) -> Plain:
-    """Return a sealed job in the clear, opened with its owner's keys.
-
-    Raises:
-        UsageError: `file-missing` or `identity`.
-        PackageError, FormatError: as `Package.open` and `unlock`.
-    """
+    """Return a sealed job in the clear, opened with its owner's keys; raises as `Package.open` and `KeyStore.get`."""
     try:
         stream = path.open("rb")
     except OSError as error:
@@ -104,11 +99,7 @@ def run_raw(
     log: BinaryIO,
     ranks: int | None = None,
 ) -> RawEnded:
-    """Run a job in the clear until it ends; Ctrl-C stops it in order. Arguments and errors as of `RawProcess`.
-
-    Args:
-        event: called with every message of the worker.
-    """
+    """Run a job in the clear until it ends, with each message given to `event`; Ctrl-C stops it in order."""
     stopped = False
     with RawProcess(plain, home=home, log=log, ranks=ranks) as process:
         while True:

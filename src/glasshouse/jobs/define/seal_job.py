@@ -62,10 +62,7 @@ def seal(
     replace: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Sealed:
-    """Seal a job into one file and keep its key in the key store.
-
-    Args:
-        progress: called with the plaintext bytes sealed so far, and in all.
+    """Seal a job into one file and keep its key; `progress` gets the plaintext bytes sealed so far, and in all.
 
     Raises:
         UsageError: `file-missing`, `job-invalid`, `model-not-found`, `source-changed`, `disk-full` or `usage`.

@@ -84,12 +84,7 @@ def _listed(home: Home) -> dict[str, KnownGate]:
 
 
 def add_gate(home: Home, name: str, gate: KnownGate, *, force: bool = False) -> None:
-    """Give a gate a name, once it has answered with the key and the certificate that are pinned.
-
-    Raises:
-        UsageError: a name that is none, or taken.
-        PeerError: `broker-unreachable`, or `broker-untrusted` for another key or certificate.
-    """
+    """Give a gate a name, once it has answered as it is pinned; raises `UsageError` for the name, else `PeerError`."""
     if not _NAME.fullmatch(name):
         raise UsageError(Code.USAGE, f"not a name for a gate: {name!r}")
     known = known_gates(home)

@@ -206,10 +206,7 @@ def sweep(home: Home, name: str) -> tuple[int, dict[str, str]]:
 
 
 def _cleared(home: Home, folder: RunFolder, record: RunRecord, placed: Placed, goes_on: bool | None) -> str | None:
-    """Remove what a machine has of a run that is over here, and return None, or why it is left.
-
-    The machine lists it as running, or not; or has a package of it at most, for which `goes_on` is None.
-    """
+    """Remove what a machine has of a run that is over here, if only a package; return None, or why it is left."""
     # To any other run nothing is added here: what is there is the machine's claim alone.
     if goes_on is not None and record.code == GIVEN_UP.value and not is_there(folder.receipt):
         if goes_on:

@@ -18,13 +18,7 @@ from glasshouse.wire.kdf import sha256
 def bill_of_materials(
     verdict: Verdict, outputs: Sequence[RunOutput], *, name: str, bundle: bytes, fingerprint: str
 ) -> bytes:
-    """Return the document of a model; raises `UsageError` unless the receipt is good.
-
-    Args:
-        outputs: opened and compared with the receipt.
-        bundle: the receipt bundle's bytes.
-        fingerprint: the owner's.
-    """
+    """Return the document of a model with outputs that were compared with its good receipt, else raise `UsageError`."""
     if verdict.status is not Status.GOOD:
         why = f"a bill of materials is made of a good receipt only; this one is {verdict.status}"
         raise UsageError(Code.USAGE, why)

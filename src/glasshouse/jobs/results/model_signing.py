@@ -91,11 +91,10 @@ def certified_key(certificate: Envelope, *, owner: bytes) -> bytes:
 
 
 def sign_model(key: ModelKey, outputs: Sequence[RunOutput], *, name: str, bundle_sha256: bytes) -> bytes:
-    """Return the bundle that `model_signing verify` takes for a run's fetched outputs; raises `UsageError` for none.
+    """Return the bundle that `model_signing verify` takes for a run's outputs, which it needs some of.
 
-    Args:
-        outputs: opened and compared with a verified receipt.
-        bundle_sha256: of the receipt bundle: which run the model came from.
+    Raises:
+        UsageError: there are none.
     """
     if not outputs:
         raise UsageError(Code.USAGE, "the run has no outputs: there is no model to sign")

@@ -125,12 +125,7 @@ def segments(
 def follow(
     whole: RunFolder, folder: RunFolder, home: Home, *, sealing: RecipientKey
 ) -> Iterator[tuple[Event, Segment]]:
-    """Yield the segments of a machine's log, each with the event that names it, until the whole run has ended.
-
-    Raises:
-        PackageError: as `segments`.
-        VerificationError: as `named_segments`.
-    """
+    """Yield a machine's segments, each with the event that names it, until its run has ended; raises as `segments`."""
     manifest_sha256 = bytes.fromhex(folder.load().manifest_sha256)
     with contextlib.closing(Tail(folder.events)) as tail:
         while True:
