@@ -18,8 +18,6 @@ from glasshouse.wire import frames
 from glasshouse.wire.aead import zero
 from glasshouse.wire.canonical import Json, encode
 
-__all__ = ["AgentLink", "Channel", "EventLines", "Message", "unbroken"]
-
 Message = dict[str, Json]
 _PIECE_BYTES = frames.MAX_PAYLOAD_BYTES
 _RECEIVE_BYTES = 1 << 16
@@ -28,13 +26,9 @@ _END_PROCESS = os._exit  # a script's own `os._exit` concludes its job first
 
 
 class Channel(Protocol):
-    """One way out of the worker.
+    """One way out of the worker."""
 
-    Attributes:
-        stopping: whether the owner ended the job.
-    """
-
-    stopping: bool
+    stopping: bool  # whether the owner ended the job
 
     def send(self, message: Message) -> None:
         """Send a message."""
@@ -156,12 +150,7 @@ def unbroken() -> Iterator[None]:
 
 
 class EventLines(Channel):
-    """The raw leg: the same messages as lines of JSON, outputs as plain files in a folder.
-
-    Args:
-        events: takes the lines; None drops them, for a script that is tried out by hand.
-        outputs: the folder.
-    """
+    """The raw leg: messages as lines of JSON (without `events`, nowhere), outputs as plain files in a folder."""
 
     def __init__(self, events: BinaryIO | None, outputs: Path) -> None:
         self.stopping = False

@@ -14,20 +14,13 @@ from glasshouse.package.streams import Positioned
 from glasshouse.task.inputs import Buffer, Inputs, unknown_input
 from glasshouse.wire.canonical import Json
 
-__all__ = ["GrantInputs"]
-
 
 class GrantInputs(Inputs):
     """Assets of the sealed package, opened on demand into the caller's buffer.
 
     Args:
-        secret: descriptor of the secret memory that holds the grant; mapped read-only.
-        secret_bytes: how much of it the grant takes.
+        secret, secret_bytes: descriptor of the secret memory that holds the grant, and the size; mapped read-only.
         package: descriptor of the sealed package; read at positions, for the agent shares its offset.
-
-    Attributes:
-        job: the job's `[params]`.
-        group_secret: of the ranks of this run; None for a run in one process.
     """
 
     def __init__(self, *, secret: int, secret_bytes: int, package: int) -> None:
@@ -36,7 +29,7 @@ class GrantInputs(Inputs):
         self._package = Positioned(self._file)
         self._grant = Grant.parse(memoryview(self._memory))
         self.job: Mapping[str, Json] = self._grant.job
-        self.group_secret = self._grant.group_secret
+        self.group_secret = self._grant.group_secret  # None for a run in one process
         self._sizes = {asset.path: asset.bytes for asset in self._grant.assets}
         self._lock = threading.Lock()
         self._recent: tuple[str, AssetReader] | None = None

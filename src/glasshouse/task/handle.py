@@ -21,8 +21,6 @@ from glasshouse.wire.canonical import Json
 if TYPE_CHECKING:
     from glasshouse.task.tensors import Opener
 
-__all__ = ["RECORD", "Task"]
-
 RECORD = "glasshouse-steps.jsonl"
 """The output with a measured worker's record of its own steps."""
 

@@ -11,8 +11,6 @@ from glasshouse.errors import Code, UsageError
 if TYPE_CHECKING:  # a raw run has no package, and does not load ciphers
     from glasshouse.package.chunks import SealedAsset
 
-__all__ = ["Buffer", "FolderInputs", "Inputs", "unknown_input"]
-
 Buffer: TypeAlias = bytearray | memoryview
 
 

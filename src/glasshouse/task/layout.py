@@ -10,8 +10,6 @@ from pathlib import Path, PurePosixPath
 from glasshouse.errors import Code, PackageError, PlatformError
 from glasshouse.task.inputs import Inputs
 
-__all__ = ["entries", "lay_out", "regular_files"]
-
 _PIECE_BYTES = 32 << 20
 
 

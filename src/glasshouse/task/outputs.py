@@ -14,8 +14,6 @@ from glasshouse.package.paths import check_path
 from glasshouse.task.channel import Channel
 from glasshouse.wire.canonical import Json
 
-__all__ = ["Deliveries", "checked_name"]
-
 _MAX_NAME_CHARS = 128
 _MAX_NAME_BYTES = 255
 _PICKLE_SUFFIXES = {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".dill"}
@@ -25,12 +23,7 @@ _ZIP_MARK = b"PK\x03\x04"
 
 
 class Deliveries:
-    """The outputs of one job.
-
-    Args:
-        params: the job file's `[params]`.
-        channel: where outputs go.
-    """
+    """The outputs of one job, under the limits of its `[params]`."""
 
     def __init__(self, params: Mapping[str, Json], channel: Channel) -> None:
         self._channel = channel

@@ -9,8 +9,6 @@ from typing import Any
 
 from glasshouse.wire.canonical import Json
 
-__all__ = ["Result", "decimal"]
-
 
 def decimal(value: Any) -> str | None:
     """Return a number (or a tensor of one element) as a decimal string, or None when it is not finite."""
@@ -20,25 +18,16 @@ def decimal(value: Any) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """The end of a workload, as the receipt has it.
+    """The end of a workload, as the receipt has it."""
 
-    Attributes:
-        unit: what `done` counts, `step` or `epoch`.
-        elapsed_us: time in the training loop, in microseconds.
-        stop_reason: `steps`, `time`, `stopped` or `finished`.
-        loss_first, loss_final: decimal strings, where a loss was reported.
-        trainable: number of trained parameters, where known.
-        digests: SHA-256 in hex, by a short name.
-    """
-
-    unit: str
+    unit: str  # of `done`: `step` or `epoch`
     done: int
-    elapsed_us: int
-    stop_reason: str
-    loss_first: str | None = None
+    elapsed_us: int  # in the training loop
+    stop_reason: str  # `steps`, `time`, `stopped` or `finished`
+    loss_first: str | None = None  # decimal, where a loss was reported
     loss_final: str | None = None
-    trainable: int | None = None
-    digests: Mapping[str, str] = field(default_factory=dict)
+    trainable: int | None = None  # number of trained parameters, where known
+    digests: Mapping[str, str] = field(default_factory=dict)  # SHA-256 in hex, by a short name
 
     def to_json(self) -> dict[str, Json]:
         """Return the worker's last message to the agent."""

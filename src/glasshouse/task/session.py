@@ -9,8 +9,6 @@ from glasshouse.task.channel import EventLines
 from glasshouse.task.handle import Task
 from glasshouse.task.inputs import FolderInputs
 
-__all__ = ["current", "install"]
-
 _installed: Task | None = None
 
 

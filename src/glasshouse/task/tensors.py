@@ -16,8 +16,6 @@ from glasshouse.task.inputs import Inputs
 if TYPE_CHECKING:
     from glasshouse.package.chunks import SealedAsset
 
-__all__ = ["Opener", "Places", "load"]
-
 Places: TypeAlias = "Sequence[tuple[int, int, Any, Any]]"
 """Offset in the input, bytes, the tensor, and the type that its elements have in the input."""
 
@@ -46,13 +44,9 @@ _DTYPES = {
 
 
 class Opener(Protocol):
-    """Opens sealed inputs on a device; given by a room that may import a framework.
+    """Opens sealed inputs on a device; given by a room that may import a framework."""
 
-    Attributes:
-        device: where, as the framework names it.
-    """
-
-    device: Any
+    device: Any  # as the framework names it
 
     def opens(self, sealed: SealedAsset) -> bool:
         """Return whether this input can be opened there."""

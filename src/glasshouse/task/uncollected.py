@@ -15,8 +15,6 @@ from pathlib import Path
 
 from glasshouse.task.layout import entries
 
-__all__ = ["Uncollected", "look", "snapshot"]
-
 _PREFIX = "glasshouse: written outside of the output folders, and lost: "
 _MAX_NAMES = 20
 _MAX_NAME_CHARS = 200
@@ -29,18 +27,12 @@ Snapshot = Mapping[str, tuple[int, int, int]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Uncollected:
-    """Files that no output folder holds.
+    """Files that no output folder holds."""
 
-    Attributes:
-        files, bytes: how many, and how large together.
-        named: the first of them, by their paths below the script's working directory.
-        links: the first links within the output folders; what they lead to does not come back by them.
-    """
-
-    files: int
-    bytes: int
-    named: tuple[str, ...]
-    links: tuple[str, ...] = ()
+    files: int  # how many
+    bytes: int  # how large together
+    named: tuple[str, ...]  # the first of them, by their paths below the script's working directory
+    links: tuple[str, ...] = ()  # the first links within the output folders; what they lead to does not come back
 
     def line(self) -> str:
         """Return the line of the sealed log."""

@@ -16,27 +16,6 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 from glasshouse.errors import Code, UsageError
 
-__all__ = [
-    "FLAG",
-    "REQUIRED",
-    "Field",
-    "Kind",
-    "Rule",
-    "choice",
-    "declared",
-    "exactly_one",
-    "integer",
-    "invalid",
-    "mapped",
-    "needs",
-    "number",
-    "read",
-    "table",
-    "text",
-    "texts",
-    "whole",
-]
-
 REQUIRED = ...
 """In the place of a default: the key must be there."""
 
@@ -48,54 +27,33 @@ _PRINTABLE = r"[^\x00-\x1f\x7f]*"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a value may be.
+    """What a value may be."""
 
-    Attributes:
-        allowed: in words that follow "must be".
-        schema: as JSON Schema, as far as that can express it; of a table, its `fields` have it.
-        read: takes a value and its path; returns it as the program takes it, or raises ValueError, or `UsageError` for
-            something inside it.
-        write: the inverse, for defaults.
-        fields: the keys of a table.
-    """
-
-    allowed: str
-    schema: Mapping[str, Any]
+    allowed: str  # in words that follow "must be"
+    schema: Mapping[str, Any]  # as JSON Schema, as far as that can express it; of a table, its `fields` have it
+    # Takes a value and its path; returns it as the program takes it, or raises ValueError, or `UsageError` inside it.
     read: Callable[[Any, str], Any]
-    write: Callable[[Any], Any] = lambda value: value
-    fields: tuple[Field, ...] = ()
+    write: Callable[[Any], Any] = lambda value: value  # the inverse, for defaults
+    fields: tuple[Field, ...] = ()  # the keys of a table
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One key.
-
-    Attributes:
-        name: of the key.
-        kind: what its value may be.
-        meaning: one sentence for the reference.
-        default: what stands in for it; None where nothing does, `REQUIRED` where it must be there.
-    """
+    """One key."""
 
     name: str
     kind: Kind
-    meaning: str
-    default: Any = REQUIRED
+    meaning: str  # one sentence for the reference
+    default: Any = REQUIRED  # None where nothing stands in for it
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What keys of one table demand of each other.
+    """What keys of one table demand of each other."""
 
-    Attributes:
-        words: as a sentence for the reference.
-        schema: as JSON Schema.
-        check: refuses a table, which has this path, that breaks it.
-    """
-
-    words: str
+    words: str  # as a sentence for the reference
     schema: Mapping[str, Any]
-    check: Callable[[Mapping[str, Any], str], None]
+    check: Callable[[Mapping[str, Any], str], None]  # refuses a table, which has this path, that breaks it
 
 
 def whole(form: str) -> str:
@@ -105,12 +63,7 @@ def whole(form: str) -> str:
 
 
 def text(form: str = _PRINTABLE, words: str = "", *, max_chars: int = 1024, min_chars: int = 1) -> Kind:
-    """A text.
-
-    Args:
-        form: a regular expression for the whole of it, in the subset that JSON Schema shares.
-        words: what that form is.
-    """
+    """A text, wholly of a form: a regular expression in the subset that JSON Schema shares; `words` is what it is."""
 
     def read(value: Any, _path: str) -> str:
         _require(isinstance(value, str) and min_chars <= len(value) <= max_chars and re.fullmatch(form, value))
@@ -170,13 +123,7 @@ FLAG = Kind("true or false", {"type": "boolean"}, _flag)
 def texts(
     item: Kind, words: str = "texts", *, min_items: int = 0, max_items: int = 256, distinct: bool = False
 ) -> Kind:
-    """A list of texts.
-
-    Args:
-        item: what each is.
-        words: what they are.
-        distinct: whether none may stand there twice.
-    """
+    """A list of texts, none of them twice where they are to be `distinct`; `words` is what they are."""
 
     def read(value: Any, path: str) -> tuple[str, ...]:
         _require(isinstance(value, (list, tuple)) and min_items <= len(value) <= max_items)
@@ -254,13 +201,7 @@ def declared(table: type) -> tuple[Field, ...]:
 
 
 def invalid(path: str, allowed: str, *given: Any) -> UsageError:
-    """Return the error of a key whose value is not what belongs there.
-
-    Args:
-        path: of the key, such as ``params.steps``.
-        allowed: what belongs there.
-        given: what was there.
-    """
+    """Return the error of a key, such as ``params.steps``, that must be `allowed` and was `given`."""
     instead = f", not {_short(given[0])}" if given else ""
     return UsageError(Code.JOB_INVALID, f"{path} must be {allowed}{instead}")
 
@@ -268,13 +209,10 @@ def invalid(path: str, allowed: str, *given: Any) -> UsageError:
 def read(
     fields: Sequence[Field], values: Mapping[str, Any], path: str, *, rules: Sequence[Rule] = ()
 ) -> dict[str, Any]:
-    """Check one table and return a value for every declared key.
+    """Check one table, as parsed from TOML or JSON, and return a value for every declared key.
 
     Args:
-        fields: its keys.
-        values: as parsed from TOML or JSON.
         path: the table's name, empty at the top level.
-        rules: what the keys demand of each other.
 
     Raises:
         UsageError: `job-invalid`, naming the key.

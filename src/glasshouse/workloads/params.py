@@ -25,8 +25,6 @@ from glasshouse.workloads.fields import (
     text,
 )
 
-__all__ = ["COUNT", "NAME", "SECONDS", "DeviceParams", "Example", "Params", "PlainFile", "travelling"]
-
 COUNT = integer(1, 10**9)
 """Of steps or epochs."""
 NAME = text(r"[^\x00]*")
@@ -70,17 +68,11 @@ class PlainFile(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Params:
-    """The checked `[params]` of a job file; a workload adds its own keys.
-
-    Attributes:
-        RULES: what the keys demand of each other.
-        TARGET: the key that a job without a target gets, and its value; a measured job has none.
-        INPUTS: the keys that name an input.
-    """
+    """The checked `[params]` of a job file; a workload adds its own keys."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (needs("profile", "slots"),)
-    TARGET: ClassVar[tuple[str, int] | None] = None
-    INPUTS: ClassVar[tuple[str, ...]] = ()
+    TARGET: ClassVar[tuple[str, int] | None] = None  # the key and value that a job without a target gets
+    INPUTS: ClassVar[tuple[str, ...]] = ()  # the keys that name an input
 
     seed: Annotated[int, integer(0, 2**31 - 1), "Of everything random: weights, the order of examples."] = 0
     deterministic: Annotated[bool, FLAG, "Bit-equal results from run to run on the same machine and versions."] = False

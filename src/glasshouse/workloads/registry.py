@@ -18,8 +18,6 @@ from glasshouse.workloads.fields import invalid
 from glasshouse.workloads.params import Example, Params, PlainFile, travelling
 from glasshouse.workloads.process.job_control import JobControl
 
-__all__ = ["MODULES", "Workload", "canonical", "examine", "load", "missing_frameworks", "parse"]
-
 MODULES = {
     "mlp": "glasshouse.workloads.builtin.mlp",
     "lora": "glasshouse.workloads.builtin.lora",
@@ -29,17 +27,11 @@ MODULES = {
 
 
 class Workload(Protocol):
-    """What a workload's module has.
-
-    Attributes:
-        Params: its parameters.
-        FRAMEWORKS: the distributions that it imports itself.
-        EXAMPLE: a job to begin with.
-    """
+    """What a workload's module has."""
 
     Params: type[Params]
-    FRAMEWORKS: tuple[str, ...]
-    EXAMPLE: Example
+    FRAMEWORKS: tuple[str, ...]  # the distributions that it imports itself
+    EXAMPLE: Example  # a job to begin with
 
     def examine(self, params: Any, files: Mapping[str, PlainFile]) -> list[str]:
         """Check what will be packed under these names; see `registry.examine`."""
@@ -61,15 +53,7 @@ def load(kind: str) -> Workload:
 
 
 def parse(kind: str, table: Mapping[str, Any]) -> Params:
-    """Check the `[params]` of a job file.
-
-    Args:
-        kind: the workload.
-        table: as parsed from TOML, or what `canonical` returned.
-
-    Raises:
-        UsageError: `job-invalid`, naming the key.
-    """
+    """Check the `[params]` of a job file, also as `canonical` returned them; raises as `Params.read`."""
     return load(kind).Params.read(table)
 
 
@@ -81,11 +65,6 @@ def canonical(kind: str, table: Mapping[str, Any]) -> dict[str, Json]:
 
 def examine(kind: str, params: Params, files: Mapping[str, PlainFile]) -> list[str]:
     """Check a job's files against its parameters; return what could not be checked here, and what is passed over.
-
-    Args:
-        kind: the workload.
-        params: checked.
-        files: what will be packed, by its names in the package.
 
     Raises:
         UsageError: `job-invalid` or `file-missing`, naming file, line and key, and what to do.

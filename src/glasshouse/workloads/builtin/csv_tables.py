@@ -11,32 +11,21 @@ from typing import BinaryIO, NamedTuple
 
 from glasshouse.errors import Code, UsageError
 
-__all__ = ["CsvTable", "read_csv"]
-
 
 class CsvTable(NamedTuple):
-    """Features row by row, and one class for each row.
+    """Features row by row, and one class for each row."""
 
-    Attributes:
-        features: row-major numbers.
-        width: features in a row.
-        labels: the class of each row, an index into `classes`.
-        classes: the label column's different values, sorted.
-    """
-
-    features: array[float]
-    width: int
-    labels: array[int]
-    classes: tuple[str, ...]
+    features: array[float]  # row-major
+    width: int  # features in a row
+    labels: array[int]  # the class of each row, an index into `classes`
+    classes: tuple[str, ...]  # the label column's different values, sorted
 
 
 def read_csv(stream: BinaryIO, *, label: str | None, name: str) -> CsvTable:
     """Read a table with a header line; every column but the label holds numbers.
 
     Args:
-        stream: UTF-8 text.
         label: the column to predict; the last one when None.
-        name: what the table is called in errors.
 
     Raises:
         UsageError: `job-invalid`, naming line and column.

@@ -19,8 +19,6 @@ from typing import Any, BinaryIO, Protocol
 
 from glasshouse.errors import Code, UsageError
 
-__all__ = ["ByteTokenizer", "Examples", "HubTokenizer", "Tokenizer", "check_records", "encode_records", "lines_of"]
-
 _MAX_LINE_BYTES = 16 << 20
 _MAX_KEYS_CHARS = 200
 _FORM = 'each line is one JSON object: {"instruction": "...", "output": "..."}, with "input" where there is one'
@@ -70,19 +68,12 @@ class HubTokenizer(Tokenizer):
 
 @dataclass(kw_only=True, slots=True)
 class Examples:
-    """Token ids of many examples behind each other: four bytes a token, however large the text was.
-
-    Attributes:
-        ids: all tokens.
-        ends: where each example ends in `ids`.
-        answers: where its answer begins in `ids`.
-        skipped: records whose answer did not fit.
-    """
+    """Token ids of many examples behind each other: four bytes a token, however large the text was."""
 
     ids: array[int] = field(default_factory=lambda: array("i"))
-    ends: array[int] = field(default_factory=lambda: array("q"))
-    answers: array[int] = field(default_factory=lambda: array("q"))
-    skipped: int = 0
+    ends: array[int] = field(default_factory=lambda: array("q"))  # of each example, in `ids`
+    answers: array[int] = field(default_factory=lambda: array("q"))  # where each one's answer begins in `ids`
+    skipped: int = 0  # records whose answer did not fit
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -119,13 +110,10 @@ def check_records(
     name: str,
     take: Callable[[list[int], str], None] = lambda _prompt, _answer: None,
 ) -> int:
-    """Check every record's form, and that one at least is short enough to train on.
+    """Check every record's form (blank lines are passed over), and that one at least is short enough to train on.
 
     Args:
-        lines: one record each; blank ones are passed over.
         encode: turns text into tokens as the run will, or raises ValueError; None leaves lengths unchecked.
-        max_length: in tokens.
-        name: what the input is called in errors.
         take: gets the prompt's tokens and the answer of each record that is short enough.
 
     Returns:

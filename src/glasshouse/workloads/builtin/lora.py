@@ -15,8 +15,6 @@ from glasshouse.workloads.builtin.lora_params import LoraParams
 from glasshouse.workloads.params import Example, PlainFile
 from glasshouse.workloads.process.job_control import JobControl
 
-__all__ = ["EXAMPLE", "FRAMEWORKS", "Params", "examine", "run", "warm"]
-
 FRAMEWORKS = ("torch", "transformers", "peft", "safetensors")
 EXAMPLE = Example(
     params={"model": "config:qwen2-tiny", "data": "train.jsonl", "steps": 20},

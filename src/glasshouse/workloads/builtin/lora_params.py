@@ -12,8 +12,6 @@ from glasshouse.workloads.builtin.model_files import QWEN2
 from glasshouse.workloads.fields import FLAG, choice, integer, number, text, texts
 from glasshouse.workloads.params import COUNT, NAME, SECONDS, DeviceParams
 
-__all__ = ["LoraParams"]
-
 _HUB = "[A-Za-z0-9][A-Za-z0-9._-]*"
 _MODEL = text(
     rf"config:(?:{'|'.join(map(re.escape, QWEN2))})|inputs:[^\x00]+|{_HUB}(?:/{_HUB})?",

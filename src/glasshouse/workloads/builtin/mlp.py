@@ -15,8 +15,6 @@ from glasshouse.workloads.fields import choice, integer, needs, number
 from glasshouse.workloads.params import COUNT, NAME, SECONDS, DeviceParams, Example, PlainFile
 from glasshouse.workloads.process.job_control import JobControl
 
-__all__ = ["EXAMPLE", "FRAMEWORKS", "MlpParams", "Params", "examine", "run", "warm"]
-
 FRAMEWORKS = ("torch",)
 EXAMPLE = Example(
     params={"data": "data.csv", "epochs": 20},

@@ -18,8 +18,6 @@ from glasshouse.package.safetensors import Layout
 from glasshouse.workloads.builtin import instructions
 from glasshouse.workloads.params import PlainFile
 
-__all__ = ["LINEAR", "QWEN2", "SIDE_FILES", "check_data", "check_model", "weight_files"]
-
 SIDE_FILES = (".json", ".txt", ".model", ".jinja")
 """Endings of what belongs to a model beside its weights."""
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
@@ -86,9 +84,8 @@ def weight_files(open_file: Callable[[str], BinaryIO], prefix: str, names: list[
     """Return the names of a model's weights, in the order in which they are read.
 
     Args:
-        open_file: opens one of `names`.
-        prefix: of the model's folder, with a slash at its end.
-        names: everything in it.
+        open_file: opens one of `names`, which are all in the model's folder.
+        prefix: that folder, with a slash at its end.
 
     Raises:
         UsageError: `file-missing` where there are none, or not all that its index names; `job-invalid` for an index
@@ -112,11 +109,6 @@ def weight_files(open_file: Callable[[str], BinaryIO], prefix: str, names: list[
 
 def check_model(model: str, targets: tuple[str, ...], files: Mapping[str, PlainFile]) -> list[str]:
     """Check that a model can be loaded and has the layers of an adapter; return what could not be checked here.
-
-    Args:
-        model: ``config:NAME``, ``inputs:FOLDER``, or a hub id that is none of the files.
-        targets: the layers' names.
-        files: what will be packed.
 
     Raises:
         UsageError: `job-invalid` or `file-missing`.

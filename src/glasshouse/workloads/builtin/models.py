@@ -21,8 +21,6 @@ from glasshouse.workloads.builtin.lora_params import LoraParams
 from glasshouse.workloads.builtin.model_files import QWEN2, SIDE_FILES, weight_files
 from glasshouse.workloads.process import environment
 
-__all__ = ["attach", "base_model", "config_bytes", "random_model", "weights_bytes"]
-
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

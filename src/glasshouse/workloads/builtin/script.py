@@ -28,20 +28,6 @@ from glasshouse.workloads.process import environment, interpreter
 from glasshouse.workloads.process.job_control import JobControl
 from glasshouse.workloads.requirements import REQUIREMENT, lacking
 
-__all__ = [
-    "ENVIRONMENT",
-    "EXAMPLE",
-    "FRAMEWORKS",
-    "Params",
-    "ScriptParams",
-    "check_requirements",
-    "examine",
-    "prepare",
-    "run",
-    "train",
-    "warm",
-]
-
 FRAMEWORKS = ()
 EXAMPLE = Example(
     params={"script": "train.py"},
@@ -272,13 +258,8 @@ class _Interrupt:
 
 
 def check_requirements(requirements: tuple[str, ...]) -> None:
-    """Refuse to start where a distribution is missing or has another version.
-
-    Raises:
-        RunError: `requirement-missing`, naming each.
-    """
-    missing = lacking(requirements)
-    if missing:
+    """Refuse to start where a distribution is missing or has another version; raises `RunError`, naming each."""
+    if missing := lacking(requirements):
         raise RunError(
             Code.REQUIREMENT_MISSING,
             "this machine lacks what the script requires: " + "; ".join(missing),

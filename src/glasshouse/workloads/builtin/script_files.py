@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from glasshouse.errors import Code, UsageError
 from glasshouse.workloads.params import PlainFile
 
-__all__ = ["examine", "parsed_source", "pickle_hints"]
-
 _MAX_SOURCE_BYTES = 4 << 20  # a parser's tree takes some forty times as much
 
 # What each call leaves behind, by its full name.

@@ -16,8 +16,6 @@ from glasshouse.task.handle import Task
 from glasshouse.task.result import Result, decimal
 from glasshouse.workloads.params import DeviceParams
 
-__all__ = ["check_finite", "describe", "log", "loop", "prepare", "seed", "trainable"]
-
 
 def prepare(params: DeviceParams) -> torch.device:
     """Set seeds, threads and algorithms for this process, and return the device that the job asks for.
@@ -78,11 +76,9 @@ def loop(
     after: Callable[[int, Any, bool], None],
     check: Callable[[Any, int], None],
 ) -> Result:
-    """Train until a target is reached or the owner stops the job.
+    """Train until a target (`count` of a `unit`, or `seconds`) is reached or the owner stops the job.
 
     Args:
-        unit: of `count`, ``step`` or ``epoch``.
-        count, seconds: the targets.
         step: takes how many steps are done, does one more, and returns its loss, detached.
         after: takes the new count, the loss, and whether they were reported.
         check: refuses the last loss, or None without a step, with the count.

@@ -7,7 +7,6 @@ Source: docs/adr/0012-collectives-lie-beneath-workloads.md, spec/sealed-package.
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,9 +15,9 @@ import torch
 
 from glasshouse.package.chunks import SealedAsset
 from glasshouse.package.streams import as_bytes
+from glasshouse.task.tensors import Opener, Places
 from glasshouse.wire.aead import TAG_BYTES, Suite
-
-__all__ = ["DeviceOpener", "opener"]
+from glasshouse.workloads.builtin.training import log
 
 _WINDOW_BYTES = 64 << 20
 """Ciphertext of one launch; twice as much is page-locked, so that one window is read while another is opened."""
@@ -42,12 +41,11 @@ def opener(device: torch.device) -> DeviceOpener:
     return DeviceOpener(None, why="the GPU's kernels failed their test")
 
 
-class DeviceOpener:
-    """Opens assets of the ChaCha20-Poly1305 suite on one device: a `task.tensors.Opener`.
+class DeviceOpener(Opener):
+    """Opens assets of the ChaCha20-Poly1305 suite on one device, with a `collectives.kernels` cipher.
 
     Args:
-        cipher: a `collectives.kernels.aead.Cipher`; None opens nothing.
-        why: what is said then.
+        cipher: None opens nothing, for the reason `why`.
         window_bytes: ciphertext of one launch; at least a chunk is.
     """
 
@@ -56,23 +54,21 @@ class DeviceOpener:
         self._cipher = cipher
         self._why = why
         self._window_bytes = window_bytes
-        self._said = False
+        self._logged = False
 
     def opens(self, sealed: SealedAsset) -> bool:
-        """Return whether this asset can be opened there; the first answer is also written to the log."""
         why = self._why
         if not why and sealed.suite is not Suite.CHACHA20_POLY1305:
             why = f"the package's suite is {sealed.suite.value}"
-        if not self._said:
-            self._said = True
-            _say(f"weights are opened in host memory: {why}" if why else "weights are opened on the GPU")
+        if not self._logged:
+            self._logged = True
+            log(f"glasshouse: weights are opened {f'in host memory: {why}' if why else 'on the GPU'}")
         return not why
 
     def reader(self, sealed: SealedAsset) -> _Reader:
         return _Reader(self, sealed)
 
-    def fill(self, sealed: SealedAsset, places: Sequence[tuple[int, int, Any, Any]]) -> None:
-        """Open parts of an asset straight into tensors; see `task.tensors.Opener.fill`."""
+    def fill(self, sealed: SealedAsset, places: Places) -> None:
         copies: list[tuple[Any, Any]] = []
         targets: list[tuple[int, Any]] = []
         for offset, size, tensor, dtype in places:
@@ -91,18 +87,21 @@ class DeviceOpener:
                 flat.zero_()
             for tensor, _ in copies:
                 tensor.detach().zero_()
-            _wait(self.device)
+            self._wait()
             raise
         for tensor, flat in copies:
             tensor.detach().copy_(flat)
-        _wait(self.device)  # whatever stream or thread uses them next
+        self._wait()  # whatever stream or thread uses them next
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 class _Run:
     """One asset's chunks on their way into tensors, a window at a time, two windows in flight.
 
-    Args:
-        targets: offset in the asset and flat bytes on the device, in ascending order, not overlapping.
+    Each target is an offset in the asset and flat bytes on the device; in ascending order, not overlapping.
     """
 
     def __init__(self, cipher: Any, sealed: SealedAsset, targets: Sequence[tuple[int, Any]], window_bytes: int) -> None:
@@ -112,19 +111,15 @@ class _Run:
         self._starts = [offset for offset, _ in targets]
         self._stride = sealed.chunk_bytes + TAG_BYTES
         self._most = max(1, window_bytes // self._stride)
-        self._slots = [_Slot(), _Slot()]
+        self._windows_in_flight = [_Window(), _Window()]
 
     def open(self) -> None:
-        """Open all of them.
-
-        Raises:
-            PackageError: `package-tampered` or `package-truncated`; some of the targets are filled then.
-        """
+        """Open all of them; raises as `Opener.fill`, when some of the targets are filled."""
         for index, (first, count) in enumerate(self._windows()):
-            slot = self._slots[index % 2]
+            slot = self._windows_in_flight[index % 2]
             self._settle(slot)  # the device is through with its buffers
             self._launch(slot, first, count)
-        for slot in self._slots:
+        for slot in self._windows_in_flight:
             self._settle(slot)
 
     def _windows(self) -> Iterator[tuple[int, int]]:
@@ -140,7 +135,7 @@ class _Run:
         if count:
             yield first, count
 
-    def _launch(self, slot: _Slot, first: int, count: int) -> None:
+    def _launch(self, slot: _Window, first: int, count: int) -> None:
         from glasshouse.collectives.kernels.cipher import Message
 
         sealed = self._sealed
@@ -182,7 +177,7 @@ class _Run:
                 yield flat[begin - offset : end - offset], begin - low
             index += 1
 
-    def _settle(self, slot: _Slot) -> None:
+    def _settle(self, slot: _Window) -> None:
         if slot.verdicts is None:
             return
         first, verdicts = slot.verdicts
@@ -192,7 +187,7 @@ class _Run:
                 raise self._sealed.refused(first + index)
 
 
-class _Slot:
+class _Window:
     """Buffers of one window, and the verdicts that are awaited on it."""
 
     def __init__(self) -> None:
@@ -264,16 +259,7 @@ def _works(cipher: Any) -> bool:
     return True
 
 
-def _wait(device: Any) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def _view(tensor: Any) -> memoryview:
     from glasshouse.collectives.protocol.frame_memory import bytes_of
 
     return bytes_of(tensor)
-
-
-def _say(text: str) -> None:
-    print(f"glasshouse: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the sealed log

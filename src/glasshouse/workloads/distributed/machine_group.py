@@ -17,8 +17,6 @@ from typing import TypeVar
 
 from glasshouse.workloads.distributed.machine_streams import Stream, answer, call, prepare
 
-__all__ = ["STORE_PORT", "MachineGroup"]
-
 STORE_PORT = 29400
 """Of the group's store on the first machine's loopback, and of the way to it on every other's."""
 
@@ -38,13 +36,7 @@ _T = TypeVar("_T")
 
 
 class MachineGroup:
-    """This worker's place among those of its group.
-
-    Args:
-        relay: the end of the agent's relay; belongs to this object from now on.
-        secret: the group secret.
-        machine, machines: which this is, and how many there are.
-    """
+    """This worker's place, `machine` of `machines`, in its group; the end of the relay belongs to this object."""
 
     def __init__(self, relay: socket.socket, secret: bytes, *, machine: int, machines: int) -> None:
         self.machine, self.machines = machine, machines

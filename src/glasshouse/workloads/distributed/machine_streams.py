@@ -22,8 +22,6 @@ from glasshouse.errors import Code, PackageError, PeerError
 from glasshouse.wire.aead import PREFIX_BYTES, TAG_BYTES, ChunkCipher, Suite
 from glasshouse.wire.kdf import derive
 
-__all__ = ["Stream", "answer", "call", "prepare"]
-
 PIECE_BYTES = 256 << 10
 _BUFFER_BYTES = 4 << 20
 _MAGIC = b"GHSTREAM"
@@ -41,13 +39,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_
 
 
 class Direction:
-    """The keys of one direction of a stream, in order: another one for every `_EPOCH_PIECES`.
-
-    Args:
-        secret: the group secret.
-        sender: which side sends in this direction.
-        transcript: of the handshake.
-    """
+    """The keys of one direction of a stream, in order: another one for every `_EPOCH_PIECES`."""
 
     def __init__(self, secret: bytes, sender: bytes, transcript: bytes) -> None:
         self._secret, self._sender, self._transcript = secret, sender, transcript
@@ -71,7 +63,6 @@ class Stream:
 
     Args:
         connection: to the other machine; belongs to this object from now on.
-        sending, receiving: the two directions, each with keys of this stream alone.
         caller: which machine called.
         port: which listener of the called machine's loopback it is for; 0 for its worker.
     """
@@ -154,8 +145,6 @@ def call(connection: socket.socket, secret: bytes, *, own: int, machine: int, po
     """Prove this worker to another machine's, and have it prove itself.
 
     Args:
-        connection: to it.
-        secret: the group secret.
         own, machine: which machine this is, and which is called.
         port: the listener on its loopback that is wanted.
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from glasshouse.wire.canonical import Json
     from glasshouse.workloads.distributed.rank_channel import RankChannel
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Join, run the script, and end the process."""

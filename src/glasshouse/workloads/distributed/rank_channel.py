@@ -24,8 +24,6 @@ from glasshouse.wire import frames, ranks
 from glasshouse.wire.record import Record
 from glasshouse.workloads.distributed.rank_messages import CallDoor, Dial, Join, OpenDoor, RankOutput, Secret
 
-__all__ = ["OtherMachines", "RankChannel"]
-
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 _COPY_BYTES = 1 << 20
 _MACHINE_DIGITS = 4
@@ -38,12 +36,6 @@ _Answers: TypeAlias = "queue.SimpleQueue[tuple[Message, int | None]]"
 class RankChannel(Channel):
     """One rank's end; only the process that joined may send (`AgentLink`).
 
-    Attributes:
-        rank: on this machine.
-        machine: which machine of several this is; None for a job on one.
-        joined: the worker's message about what it handed over.
-        inherited: whether this process has no sockets but those that it inherited or was handed.
-
     Raises:
         RunError: `rank-refused`: the worker did not start this process, or not as a rank.
     """
@@ -54,7 +46,7 @@ class RankChannel(Channel):
         self._asked = 0
         self._waiting: dict[int, _Answers] = {}
         token, inherited = os.environ.pop(ranks.JOIN_TOKEN, ""), os.environ.pop(ranks.CHANNEL, None)
-        self.inherited = inherited is not None
+        self.inherited = inherited is not None  # this process has no sockets but those that it is handed
         try:
             if inherited is None:
                 connection = _connected(os.environ.get(ranks.SOCKET, ""))
@@ -64,13 +56,13 @@ class RankChannel(Channel):
                 request = frames.control(Join().to_json())
             self._link = AgentLink(connection)
             connection.sendall(request)
-            self.joined = self._link.receive()
+            self.joined = self._link.receive()  # what the worker handed over
         except (EOFError, OSError, ValueError, FormatError):
             raise _refused() from None
         rank, machine = self.joined.get("rank"), self.joined.pop("machine", None)
         if self.joined.get("type") != "joined" or not isinstance(rank, int) or not isinstance(machine, int | None):
             raise _refused()
-        self.rank, self.machine = rank, machine
+        self.rank, self.machine = rank, machine  # on this machine; which of several this is
 
     def take_descriptors(self, count: int) -> list[int]:
         """Return the descriptors that came along, which must be `count`; raises `FormatError`."""
@@ -102,11 +94,7 @@ class RankChannel(Channel):
         raise RunError(Code(str(answer["code"])), str(answer["text"]), hint=str(answer["hint"]))
 
     def dial(self, machine: int, port: int, timeout_s: float) -> socket.socket:
-        """Return a connection, over this machine's loopback, with a listener on another machine's.
-
-        Raises:
-            OSError: there is none, or none in time.
-        """
+        """Return a connection, over this machine's loopback, with a listener on another machine's; raises `OSError`."""
         refused = f"machine {machine} cannot be reached at port {port}"
         request = partial(Dial, machine=machine, port=port)
         return socket.socket(fileno=self._connection(request, timeout_s, refused, f"machine {machine} does not answer"))
@@ -204,10 +192,6 @@ class OtherMachines:
     """Leads the connections of sealed groups to ranks of other machines through the worker (`dial.Dialler`).
 
     A rank's address in the store is its machine and the port on that machine's loopback.
-
-    Args:
-        channel: to the worker.
-        machine: which this is.
     """
 
     local = True

@@ -13,8 +13,6 @@ from glasshouse.errors import Code
 from glasshouse.wire.record import Decimal, Member, Record, choice, integer, text
 from glasshouse.workloads.process.failures import MOST_WORDS
 
-__all__ = ["DOOR_NAME_CHARS", "CallDoor", "Dial", "Join", "OpenDoor", "RankFailed", "RankOutput", "Report", "Secret"]
-
 DOOR_NAME_CHARS = 32
 
 Number: TypeAlias = Annotated[int, Member("id")]

@@ -41,18 +41,12 @@ from glasshouse.workloads.distributed.rank_server import (
 )
 from glasshouse.workloads.distributed.rank_store import KeyValues
 
-__all__ = ["PairServer"]
-
 # Of one rank: one for each group that it is joining.
 _MOST_DOORS = 1 << 10
 
 
 class PairServer(RankLinks):
-    """One job's ranks, each at its inherited end; leaving the block closes the others.
-
-    Args:
-        given, task, channel: as `RankLinks`.
-    """
+    """One job's ranks, each at its inherited end; leaving the block closes the others."""
 
     def __init__(self, given: Given, task: Task, channel: Channel) -> None:
         super().__init__(given, task, channel)
@@ -79,13 +73,7 @@ class PairServer(RankLinks):
         self._close_doors()
 
     def connect(self, rank: int, pid: int, own: socket.socket) -> None:
-        """Wait, in a thread, for a rank that was started to join.
-
-        Args:
-            rank: on this machine.
-            pid: of the process that inherited the other end.
-            own: this process's end; belongs to this object from now on.
-        """
+        """Wait, in a thread, for a rank that was started, and inherited the other end of `own`, to join."""
         args = (rank, pid, own, self._start)
         Thread(target=self._admit, args=args, name=f"glasshouse-rank-{rank}", daemon=True).start()
 

@@ -20,8 +20,6 @@ from typing import Protocol
 
 from glasshouse.wire import ranks
 
-__all__ = ["Connects", "launch"]
-
 # Those that fail because of the same thing are told apart from those that are ended because of them.
 _TOGETHER_S = 0.1
 # As torchelastic leaves to a rank that handles SIGTERM.
@@ -29,13 +27,9 @@ _ENDING_S = 30.0
 
 
 class Connects(Protocol):
-    """What is at the other ends (`rank_pairs.PairServer`).
+    """What is at the other ends (`rank_pairs.PairServer`)."""
 
-    Attributes:
-        stopped: whether the owner ended the job.
-    """
-
-    stopped: bool
+    stopped: bool  # whether the owner ended the job
 
     def begin(self) -> None:
         """Forget what an earlier start left."""
@@ -49,12 +43,6 @@ class Connects(Protocol):
 
 def launch(server: Connects, command: Sequence[str], count: int, *, max_restarts: int) -> Mapping[int, int]:
     """Start the ranks, again if one fails and it is allowed, and wait for the last.
-
-    Args:
-        server: is connected with each.
-        command: of every rank.
-        count: how many.
-        max_restarts: how often all may begin again.
 
     Returns:
         the exit codes of those that failed in the last start, negative for a signal.
@@ -97,16 +85,11 @@ def _launch_once(server: Connects, command: Sequence[str], count: int, variables
 
 
 class _Rank:
-    """One process.
-
-    Attributes:
-        code: how it ended; None while it has not.
-        pidfd: readable then.
-    """
+    """One process."""
 
     def __init__(self, server: Connects, command: Sequence[str], rank: int, variables: Mapping[str, str]) -> None:
         self.rank = rank
-        self.code: int | None = None
+        self.code: int | None = None  # how it ended
         own, theirs = socket.socketpair()
         with theirs:
             number, channel = str(rank), theirs.fileno()
@@ -135,13 +118,7 @@ class _Rank:
 
 
 def _wait(started: Iterable[_Rank], *, to_failure: bool = False, until: float | None = None) -> None:
-    """Wait until all have ended, or one has failed, or the time is up.
-
-    Args:
-        started: the ranks.
-        to_failure: stop waiting at the first failure.
-        until: (monotonic, s); None for no limit.
-    """
+    """Wait until all have ended, or one has failed, or the time (monotonic, s) is up."""
     while True:
         living = [one for one in started if not one.poll()]
         if not living or (to_failure and any(one.code for one in started)):

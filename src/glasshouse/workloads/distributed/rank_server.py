@@ -35,8 +35,6 @@ from glasshouse.wire.canonical import Json
 from glasshouse.workloads.distributed.machine_group import MachineGroup
 from glasshouse.workloads.distributed.rank_messages import Dial, RankFailed, RankOutput, Report
 
-__all__ = ["Failure", "Given", "RankLinks", "RankServer", "first_message", "is_closed_child", "send_or_shut"]
-
 # A rank sends its request as soon as it is connected; one that does not keeps the others waiting no longer.
 _ASKING_S = 5.0
 _SETTLING_S = 2.0
@@ -51,21 +49,13 @@ _TIME = struct.Struct("ll")  # seconds, microseconds: struct timeval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """What each rank is handed.
+    """What each rank is handed."""
 
-    Attributes:
-        secret: the group secret; never shown.
-        message: how to use the descriptors, for `rank`.
-        descriptors: secret memory and package, under the protected leg.
-        closed_to_others: whether a rank must be closed to others before it is handed anything.
-        machines: the others of the group; None for a job on one machine.
-    """
-
-    secret: bytes = field(repr=False)
-    message: Mapping[str, Json]
-    descriptors: tuple[int, ...] = ()
-    closed_to_others: bool = False
-    machines: MachineGroup | None = None
+    secret: bytes = field(repr=False)  # of the group
+    message: Mapping[str, Json]  # how to use the descriptors, for `rank`
+    descriptors: tuple[int, ...] = ()  # secret memory and package, under the protected leg
+    closed_to_others: bool = False  # whether a rank must be, before it is handed anything
+    machines: MachineGroup | None = None  # the others of the group
 
 
 class Failure(NamedTuple):
@@ -81,19 +71,13 @@ class RankLinks:
 
     Args:
         given: what each rank is handed.
-        task: takes what rank 0 saves.
-        channel: takes rank 0's progress.
-
-    Attributes:
-        report: rank 0's work at its end.
-        failures: of ranks, in the order in which they were reported.
-        stopped: whether the owner ended the job.
+        task, channel: take what rank 0 saves, and its progress.
     """
 
     def __init__(self, given: Given, task: Task, channel: Channel) -> None:
-        self.report = Report()
-        self.failures: list[Failure] = []
-        self.stopped = False
+        self.report = Report()  # of rank 0, at its end
+        self.failures: list[Failure] = []  # in the order in which they were reported
+        self.stopped = False  # whether the owner ended the job
         self._given, self._task, self._channel = given, task, channel
         self._ranks: list[AgentLink] = []
         self._threads: list[Thread] = []
@@ -198,14 +182,7 @@ class RankLinks:
 
 
 class RankServer(RankLinks):
-    """One job's named socket, at which ranks join by their tokens; leaving the block ends it.
-
-    Args:
-        given, task, channel: as `RankLinks`.
-
-    Attributes:
-        path: of the socket.
-    """
+    """One job's named socket, at which ranks join by their tokens; leaving the block ends it."""
 
     def __init__(self, given: Given, task: Task, channel: Channel) -> None:
         super().__init__(given, task, channel)
@@ -277,7 +254,6 @@ def first_message(connection: socket.socket, until: float | None) -> Json:
     """Return the first message of a peer that has not proved itself, however it trickles in.
 
     Args:
-        connection: with the peer.
         until: when to give up (monotonic, s); None for as long as it lives.
 
     Raises:

@@ -25,8 +25,6 @@ from glasshouse.task.channel import Message
 from glasshouse.wire.fields import b64encode
 from glasshouse.wire.record import LEFT_OUT, Member, Record, choice, integer, items, octets, text
 
-__all__ = ["MAX_KEYS", "MAX_KEY_CHARS", "MAX_VALUE_BYTES", "KeyValues"]
-
 MAX_VALUE_BYTES = 16 << 10
 """Two of them with a name, in base64url, fit one control frame."""
 MAX_KEY_CHARS = 1024

@@ -31,8 +31,6 @@ from glasshouse.workloads.distributed.rank_server import Failure, Given, RankLin
 from glasshouse.workloads.process import environment, failures
 from glasshouse.workloads.process.job_control import JobControl
 
-__all__ = ["RankedScript", "first_reason"]
-
 _RANK = "from glasshouse.workloads.distributed.rank import main; main()"
 _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.1
@@ -45,13 +43,7 @@ _Exits: TypeAlias = Mapping[int, int]  # of the ranks that failed, on this machi
 
 
 class RankedScript:
-    """The workload `script` in several processes.
-
-    Args:
-        count: how many.
-        given: returns what each is handed, once the inputs are granted.
-        channel: takes rank 0's progress.
-    """
+    """The workload `script` in `count` processes; `given` returns what each is handed, once the inputs are granted."""
 
     def __init__(self, count: int, given: Callable[[], Given], channel: Channel) -> None:
         self._count, self._given, self._channel = count, given, channel

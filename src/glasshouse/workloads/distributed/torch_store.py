@@ -19,15 +19,9 @@ from glasshouse.wire.fields import b64decode, b64encode
 from glasshouse.workloads.distributed.rank_channel import RankChannel
 from glasshouse.workloads.distributed.rank_store import MAX_KEY_CHARS, MAX_KEYS, MAX_VALUE_BYTES
 
-__all__ = ["ChannelStore"]
-
 
 class ChannelStore(dist.Store):  # type: ignore[misc]  # torch is not typed
-    """The store of one start of all ranks.
-
-    Args:
-        channel: this rank's, which listens.
-    """
+    """The store of one start of all ranks."""
 
     def __init__(self, channel: RankChannel) -> None:
         super().__init__()

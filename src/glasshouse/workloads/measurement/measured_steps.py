@@ -16,17 +16,13 @@ from glasshouse.workloads.measurement.phases import Profiler, wait_for_device
 from glasshouse.workloads.measurement.slots import Pacer, Plan
 from glasshouse.workloads.measurement.wait_times import WaitTimes
 
-__all__ = ["MeasuredSteps"]
-
 
 class MeasuredSteps:
     """Takes the step boundaries of one task (`Task.measure_by`) in the thread that reports first.
 
     Args:
         slots: the schedule from the job's parameters.
-        task: whose steps they are.
         end: ends the job as its owner would; called once, where the schedule is over. May raise into the caller.
-        waits: how long this thread has waited for channel and inputs so far.
         profile: how many steps after the warm-up are profiled; None for none.
 
     Raises:

@@ -13,8 +13,6 @@ from typing import Any
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads.measurement.wait_times import WaitTimes
 
-__all__ = ["PHASES", "Profiler", "ranges", "wait_for_device"]
-
 PHASES = ("data", "forward", "backward", "communication", "optimizer", "checkpoint", "hooks")
 _HOOKS = "hooks"
 # What PyTorch names by itself.
@@ -47,13 +45,7 @@ def wait_for_device() -> None:
 
 
 class Profiler:
-    """Profiles some steps of one worker, in the thread that trains.
-
-    Args:
-        steps: how many.
-        after: the steps of the warm-up, before them.
-        waits: shown as a phase, where they lie in no other one.
-    """
+    """Profiles some steps of one worker, after its warm-up, in the thread that trains; waits are a phase too."""
 
     def __init__(self, steps: int, *, after: int, waits: WaitTimes) -> None:
         self._steps, self._first, self._waits = steps, after + _COLD, waits
@@ -62,11 +54,7 @@ class Profiler:
         self._whole = False
 
     def boundary(self, take: Callable[[], bool]) -> bool:
-        """Take a step boundary, and return whether to go on.
-
-        Args:
-            take: ends one step and begins the next.
-        """
+        """Take a step boundary by `take`, and return whether to go on."""
         step, self._calls = self._calls, self._calls + 1
         # Both before the boundary is taken: they belong to the step before, which is not profiled.
         if step == self._first - _COLD:

@@ -20,19 +20,6 @@ from glasshouse.task.result import decimal
 from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.record import Codec, Record, Sha256, choice, text
 
-__all__ = [
-    "ALONE",
-    "ARMS",
-    "BLOCK",
-    "MAX_SLOT_NS",
-    "MAX_STEPS",
-    "NONFINITE",
-    "Pacer",
-    "Plan",
-    "Stamp",
-    "order_of",
-]
-
 ARMS = ("P", "R")  # protected and raw; in a null measurement both are raw
 ALONE = "A"  # each slot is its own: a calibration, or a run with a target of its own
 BLOCK = 4

@@ -15,19 +15,13 @@ from glasshouse.task.inputs import Buffer, Inputs
 if TYPE_CHECKING:
     from glasshouse.package.chunks import SealedAsset
 
-__all__ = ["TimedChannel", "TimedInputs", "WaitTimes"]
-
 
 class WaitTimes:
-    """How long one thread, the one that trains, has waited in its channel and its inputs.
-
-    Attributes:
-        ns: so far.
-        shown: makes what a profiler sees of each wait; None where there is no profiler.
-    """
+    """How long one thread, the one that trains, has waited in its channel and its inputs."""
 
     def __init__(self) -> None:
         self.ns = 0
+        # Makes what a profiler sees of each wait.
         self.shown: Callable[[], AbstractContextManager[object]] | None = None
         self._thread = threading.get_ident()
         self._wait: AbstractContextManager[object] | None = None

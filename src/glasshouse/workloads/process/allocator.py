@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["keep_freed_memory"]
-
 # man 3 mallopt
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _TRIM_BYTES = 512 << 20

@@ -33,8 +33,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from importlib.abc import PathEntryFinder
 
-__all__ = ["MEASURED", "allow_third_party"]
-
 MEASURED = frozenset({"_cffi_backend", "blake3", "cryptography", "glasshouse"})
 """Packages whose sources the runtime measurement covers, wherever they are installed."""
 

@@ -7,8 +7,6 @@ import socket
 import sys
 from pathlib import Path
 
-__all__ = ["egress_open", "fix_threads", "prepare", "sockets_open"]
-
 
 def sockets_open() -> bool:
     """Return whether an internet socket may be made at all, if only for a loopback."""
@@ -32,11 +30,9 @@ def egress_open() -> bool:
 
 
 def prepare(workspace: Path, *, protected: bool) -> None:
-    """Point caches and temporary files into the workspace and turn telemetry off; before any framework is imported.
+    """Point temporary files and, but for the raw leg, caches into the workspace and turn telemetry off.
 
-    Args:
-        workspace: exists and is writable.
-        protected: the raw leg keeps the user's own model cache.
+    Called before any framework is imported.
     """
     scratch = workspace / "tmp"
     scratch.mkdir(parents=True, exist_ok=True)

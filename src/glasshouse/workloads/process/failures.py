@@ -18,8 +18,6 @@ import glasshouse
 from glasshouse.errors import Code, GlasshouseError, RunError
 from glasshouse.workloads.process import environment
 
-__all__ = ["COLLECTIVE", "MOST_WORDS", "code_of", "explain", "ignored", "in_a_line", "of_script", "report"]
-
 # How frameworks report that memory ran out without raising MemoryError.
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 # How clients report that there is no network, each in words of its own: the hub's, which is set to stay offline because
@@ -66,9 +64,8 @@ def code_of(error: BaseException, *, otherwise: Code = Code.WORKER_FAILED) -> Co
     """Return the code of a failure."""
     if isinstance(error, GlasshouseError):
         return error.code
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return Code.OUT_OF_MEMORY
-    if isinstance(error, (RuntimeError, OSError)) and any(word in str(error).lower() for word in _MEMORY_WORDS):
+    reported = isinstance(error, (RuntimeError, OSError)) and any(word in str(error).lower() for word in _MEMORY_WORDS)
+    if reported or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return Code.OUT_OF_MEMORY
     if isinstance(error, RuntimeError) and (found := _IN_BRACKETS.search(str(error))):
         return Code(found[1])  # torch's own threads pass a collective's failure on as its words alone
@@ -105,12 +102,7 @@ def report(error: GlasshouseError) -> None:
 
 
 def of_script(error: BaseException, trace: TracebackType | None) -> GlasshouseError:
-    """Write a script's traceback to the sealed log and return what to raise in the place of its error.
-
-    Args:
-        error: what ended the script.
-        trace: its traceback from the script's own first frame on.
-    """
+    """Write a script's traceback, from its first frame on, to the log; return what to raise in place of its error."""
     # An error of ours is one sentence: only the way to it through the script is shown.
     _write(_way(trace) if isinstance(error, GlasshouseError) else _traceback(error, trace))
     understood = _understood(error, "the script", Code.SCRIPT_FAILED)
@@ -208,7 +200,7 @@ def _wanted_network(error: BaseException) -> bool:
         if isinstance(link, socket.gaierror) or _NO_NETWORK.search(_named(link)):
             return True
         # Refused where every attempt begins: a file that may not be opened also gives an OSError.
-        if isinstance(link, OSError) and _innermost_module(link.__traceback__) == "socket":
+        if isinstance(link, OSError) and next(reversed(_modules(link.__traceback__)), "") == "socket":
             return True
     return False
 
@@ -238,10 +230,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(link))
         yield link
         link = link.__cause__ or link.__context__
-
-
-def _innermost_module(trace: TracebackType | None) -> str:
-    return next(reversed(_modules(trace)), "")
 
 
 def _modules(trace: TracebackType | None) -> dict[str, None]:

@@ -22,8 +22,6 @@ from typing import cast
 from glasshouse.errors import Code, RunError
 from glasshouse.workloads.process import failures
 
-__all__ = ["execute", "leaving"]
-
 
 def execute(
     folder: Path,
@@ -33,13 +31,9 @@ def execute(
     arguments: tuple[str, ...],
     expected: Callable[[BaseException], bool],
 ) -> None:
-    """Run a script or module to the end of its interpreter.
+    """Run a script below `folder`, the working directory, or else a module, to the end of its interpreter.
 
     Args:
-        folder: the working directory.
-        script: a path below it; or else
-        module: the name of a module.
-        arguments: the command line.
         expected: whether an exception that ends the script is no failure of it, and is raised as it is.
 
     Raises:
@@ -135,11 +129,7 @@ def _clear(module: types.ModuleType) -> None:
 
 @contextmanager
 def leaving(conclude: Callable[[int], int]) -> Iterator[None]:
-    """Have `os._exit` in this process conclude the job first; a process that the script forks is its own affair.
-
-    Args:
-        conclude: takes the status that the script ends itself with, and returns the one that the process ends with.
-    """
+    """Have `os._exit` in this process, and no fork of it, `conclude` the job first, which returns the exit status."""
     real, own, once = os._exit, os.getpid(), threading.Lock()
 
     def leave(status: int) -> None:

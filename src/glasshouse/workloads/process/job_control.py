@@ -9,8 +9,6 @@ from glasshouse.errors import RunError
 from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
 
-__all__ = ["JobControl"]
-
 
 class JobControl:
     """What a workload registers for the owner's stop; each action is done once, however early the stop comes.

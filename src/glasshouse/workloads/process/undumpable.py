@@ -10,8 +10,6 @@ import ctypes
 import resource
 import sys
 
-__all__ = ["close_to_others"]
-
 _PR_GET_DUMPABLE = 3
 _PR_SET_DUMPABLE = 4
 

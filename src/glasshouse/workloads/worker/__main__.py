@@ -15,8 +15,6 @@ import sys
 
 from glasshouse.workloads.process.undumpable import close_to_others
 
-__all__ = ["main", "ready_frame"]
-
 
 def ready_frame(pid: int) -> bytes:
     """Return ``wire.frames.control({"type": "ready", "pid": pid})`` without loading a JSON library."""

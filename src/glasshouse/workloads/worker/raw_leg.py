@@ -23,8 +23,6 @@ from glasshouse.workloads.worker.worker_run import Leg, run_worker
 if TYPE_CHECKING:
     from glasshouse.workloads.distributed.rank_server import Given
 
-__all__ = ["run_raw"]
-
 
 class Raw(Leg):
     """Inputs are a plain folder; SIGTERM and SIGINT stop the job."""

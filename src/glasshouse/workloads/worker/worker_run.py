@@ -35,17 +35,11 @@ if TYPE_CHECKING:
     from glasshouse.workloads.measurement.wait_times import WaitTimes
     from glasshouse.workloads.params import Params
 
-__all__ = ["Leg", "run_protected", "run_worker"]
-
 
 class Leg(Protocol):
-    """How a run begins under one of the two legs.
+    """How a run begins under one of the two legs."""
 
-    Attributes:
-        channel: where messages and outputs go.
-    """
-
-    channel: Channel
+    channel: Channel  # where messages and outputs go
 
     def prepared(self) -> bool:
         """Wait until the work may be prepared; False when the run is over before it began."""
@@ -146,12 +140,7 @@ def run_protected(argv: Sequence[str]) -> int:
 
 
 def run_worker(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | None = None) -> int:
-    """Do one run to its end; return 0 when it finished, 1 when it failed.
-
-    Args:
-        workspace: an existing directory of this run alone.
-        ranks: in how many processes of one group the script runs; None for this process.
-    """
+    """Do one run in a `workspace` of its own, with a script in `ranks` processes; return 0 when it finished, else 1."""
     try:
         result = _run(leg, kind, workspace.resolve(), protected=protected, ranks=ranks)
     except (ConnectionError, EOFError):
