@@ -275,10 +275,10 @@ def test_an_upload_goes_on_where_it_broke_and_a_damaged_one_is_sent_again(
 
     damage()
     with pytest.raises(UsageError) as damaged:
-        scene.channel().put(big, digest)
+        scene.channel().put(big, digest, lambda *_: None)
     assert damaged.value.code is Code.UPLOAD_DAMAGED
     assert not part.exists()
-    scene.channel().put(big, digest)
+    scene.channel().put(big, digest, lambda *_: None)
     damage()
     assert placed.upload(big, broken) == digest
     assert digest_of(whole) == digest

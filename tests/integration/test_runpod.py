@@ -42,7 +42,9 @@ def fake(tmp_path: Path) -> Iterator[FakeRunPod]:
 
 @pytest.fixture
 def runpod(fake: FakeRunPod) -> RunPod:
-    return RunPod(fake.key, url=fake.url, quiet_s=0.1)
+    made = RunPod(fake.key, fake.url)
+    made.quiet_s = 0.1
+    return made
 
 
 @pytest.fixture

@@ -66,7 +66,9 @@ def fake(tmp_path: Path, clock: Clock) -> Iterator[FakeRunPod]:
 
 @pytest.fixture
 def runpod(fake: FakeRunPod, clock: Clock) -> RunPod:
-    return RunPod(fake.key, url=fake.url, sleep=clock.sleep, jitter=lambda: 0.5, quiet_s=0.05)
+    made = RunPod(fake.key, fake.url, sleep=clock.sleep, jitter=lambda: 0.5)
+    made.quiet_s = 0.05
+    return made
 
 
 def cheapest(runpod: RunPod, **other: object) -> Offer:
@@ -527,7 +529,8 @@ def test_a_stream_of_output_is_read_until_it_is_quiet_and_to_its_bound(
 def test_every_exchange_is_as_runpod_describes_it(tmp_path: Path, clock: Clock) -> None:
     description = described(DESCRIPTION)
     with fake_runpod(tmp_path, machines=False, clock=clock, description=description) as fake:
-        runpod = RunPod(fake.key, url=fake.url, sleep=clock.sleep, quiet_s=0.05)
+        runpod = RunPod(fake.key, fake.url, sleep=clock.sleep)
+        runpod.quiet_s = 0.05
         offers = [*runpod.offers(replace(OPTIONS, regions=("Europe",), memory_gb=64)), cheapest(runpod, gpus=0)]
         machines = [runpod.rent(offer, START) for offer in offers]
         for machine in [*machines, "none"]:

@@ -15,6 +15,7 @@ from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError
 from glasshouse.jobs.define.jobfile import load
 from glasshouse.jobs.places.accounts import provider_of, providers_with_keys
 from glasshouse.jobs.places.rented_machine import NO_MACHINE
+from glasshouse.providers.rental.known import ACCOUNTS, PROVIDERS
 
 _ANY_USD = Decimal(1_000_000)
 
@@ -25,7 +26,7 @@ def command(
     ] = None,
     on: Annotated[
         str | None,
-        typer.Option("--on", metavar="PROVIDER", help="runpod, vast, slurm; all with a key."),
+        typer.Option("--on", metavar="PROVIDER", help=f"{', '.join(PROVIDERS)}; all with a key."),
     ] = None,
     gpu: Annotated[
         list[str] | None, typer.Option("--gpu", metavar="KIND", help="Such as `RTX 4090`; several times for several.")
@@ -45,7 +46,7 @@ def command(
         raise UsageError(
             Code.PROVIDER_KEY,
             "no key of a provider's account is here",
-            hint=f"put one into {home.accounts}/runpod or {home.accounts}/vast, mode 0600",
+            hint=f"put one into {' or '.join(str(home.accounts / account) for account in ACCOUNTS)}, mode 0600",
         )
     most = _ANY_USD if any_price else machine.options.most_per_hour_usd or _ANY_USD
     wanted = replace(

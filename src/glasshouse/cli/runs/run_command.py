@@ -16,6 +16,7 @@ from glasshouse.errors import Code, ExitCode, UsageError
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.supervise.run_job import run_job
 from glasshouse.jobs.supervise.run_request import RunRequest
+from glasshouse.providers.rental.known import PROVIDERS
 
 
 def command(
@@ -35,7 +36,7 @@ def command(
             "--on",
             metavar="MACHINE",
             help="Where: a name of `glasshouse machine`, or ssh://user@host (several, with commas, for a group); "
-            "or rent one: runpod, vast, slurm. By default as the job's table `machine` says, else this machine.",
+            f"or rent one: {', '.join(PROVIDERS)}. By default as the job's table `machine` says, else this machine.",
         ),
     ] = None,
     yes: Yes = False,

@@ -13,9 +13,9 @@ import re
 import stat
 from pathlib import Path
 
-from glasshouse.jobs.define.wanted import PROVIDERS
 from glasshouse.jobs.owner.files import is_there
 from glasshouse.jobs.owner.home import PROJECT
+from glasshouse.providers.rental.known import PROVIDERS
 from glasshouse.wire import own_state
 
 _PEM_LABELS = (b"BEGIN PRIVATE KEY", b"BEGIN EC PRIVATE KEY", b"BEGIN ENCRYPTED PRIVATE KEY")

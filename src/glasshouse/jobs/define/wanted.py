@@ -15,9 +15,6 @@ from glasshouse.jobs.owner.durations import duration
 from glasshouse.providers.rental.provider import Options
 from glasshouse.workloads.fields import FLAG, Field, integer, number, text, texts
 
-PROVIDERS = ("runpod", "vast", "slurm")
-"""The providers that machines are rented from."""
-
 _MOST_S = 14 * 86400
 _USD = number(0.001, 100_000)
 MACHINE = (

@@ -7,20 +7,18 @@ that are started here only the supervisor of a detached rental inherits it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.define.wanted import PROVIDERS, Cluster
+from glasshouse.jobs.define.wanted import Cluster
 from glasshouse.jobs.owner.files import is_there, read_bounded
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.places.rental_journal import Rental
+from glasshouse.providers.rental.known import ACCOUNTS, PROVIDERS, ProviderAccount
 from glasshouse.providers.rental.provider import Provider
 
 _MAX_KEY_BYTES = 512
 
 
-# Of each account the environment's names for its key, and for the URL of an interface of one's own.
-_ACCOUNTS = {"runpod": ("RUNPOD_API_KEY", "RUNPOD_API_URL"), "vast": ("VAST_API_KEY", "VAST_URL")}
 _taken: dict[str, str] = {}
 
 
@@ -35,19 +33,15 @@ def provider_of(home: Home, name: str, cluster: Cluster | None = None, *, python
     Raises:
         UsageError: `provider-key`: there is none, or others may read it; `usage`: no such provider.
     """
-    # Loaded here, because every command takes the keys and few ask a provider.
-    from glasshouse.providers.rental.runpod import RunPod
-    from glasshouse.providers.rental.slurm_jobs import Slurm
-    from glasshouse.providers.rental.vast import Vast
-
     if name == "slurm":
+        from glasshouse.providers.rental.slurm_jobs import Slurm
+
         cluster = cluster or Cluster()
         return Slurm(cluster.login, words=cluster.sbatch, nodes=cluster.nodes, python=python)
-    if name not in _ACCOUNTS:
+    account = ACCOUNTS.get(name)
+    if account is None:
         raise UsageError(Code.USAGE, f"no provider is called {name!r}; known: {', '.join(PROVIDERS)}")
-    key, url = _key(home, name), os.environ.get(_ACCOUNTS[name][1])
-    kind: Callable[..., Provider] = RunPod if name == "runpod" else Vast
-    return kind(key) if url is None else kind(key, url=url)
+    return account.make(_key(home, name, account), os.environ.get(account.url))
 
 
 def provider_for(home: Home, rental: Rental) -> Provider:
@@ -58,14 +52,14 @@ def provider_for(home: Home, rental: Rental) -> Provider:
 def providers_with_keys(home: Home) -> tuple[str, ...]:
     """Return the names of the providers whose account has a key here."""
     take_keys()
-    return tuple(name for name, (key, _) in _ACCOUNTS.items() if key in _taken or is_there(home.accounts / name))
+    return tuple(name for name, one in ACCOUNTS.items() if one.key in _taken or is_there(home.accounts / name))
 
 
 def take_keys() -> None:
     """Move the keys of accounts out of this process's environment, before it starts another."""
-    for key, _ in _ACCOUNTS.values():
-        if key in os.environ:
-            _taken[key] = os.environ.pop(key)
+    for account in ACCOUNTS.values():
+        if account.key in os.environ:
+            _taken[account.key] = os.environ.pop(account.key)
 
 
 def handed_on(*, keys: bool) -> dict[str, str]:
@@ -74,16 +68,16 @@ def handed_on(*, keys: bool) -> dict[str, str]:
     return dict(os.environ) | (_taken if keys else {})
 
 
-def _key(home: Home, name: str) -> str:
+def _key(home: Home, name: str, account: ProviderAccount) -> str:
     take_keys()
-    path, variable = home.accounts / name, _ACCOUNTS[name][0]
-    if variable in _taken:
-        key = _taken[variable].strip()
+    path = home.accounts / name
+    if account.key in _taken:
+        key = _taken[account.key].strip()
     elif is_there(path):
         content = read_bounded(path, max_bytes=_MAX_KEY_BYTES, what=f"key of {name}", private=True)
         key = content.decode("ascii", "replace").strip()
     else:
-        hint = f"put it into {path}, mode 0600, or into {variable}"
+        hint = f"put it into {path}, mode 0600, or into {account.key}"
         raise UsageError(Code.PROVIDER_KEY, f"no key of a {name} account is here", hint=hint)
     if not key.isascii() or not key.isprintable() or not 8 <= len(key) <= _MAX_KEY_BYTES or " " in key:
         raise UsageError(Code.PROVIDER_KEY, f"what is given as the key of {name} is no key", hint=f"see {path}")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.define.seal_job import Sealed
-from glasshouse.jobs.define.wanted import PROVIDERS, Wanted
+from glasshouse.jobs.define.wanted import Wanted
 from glasshouse.jobs.gates.run_broker import GateBroker
 from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.owner.home import Home
@@ -30,6 +30,7 @@ from glasshouse.jobs.supervise.prepare import Prepared
 from glasshouse.jobs.supervise.run_request import RunRequest
 from glasshouse.jobs.supervise.supervision import Watcher
 from glasshouse.providers.place.base import Place
+from glasshouse.providers.rental.known import PROVIDERS
 from glasshouse.providers.rental.provider import Offer, Provider
 from glasshouse.wire.policy import Profile
 

@@ -23,35 +23,29 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.providers.rental.provider import UncertainError
 
-__all__ = ["Answer", "Api"]
+__all__ = ["Api", "ApiAnswer"]
 
 _TIMEOUT_S = 30.0
 _MAX_BYTES = 16 << 20
-_TRIES = 5
+_LASTS = (False, False, False, False, True)  # five tries
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
 _WORDS_CHARS = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """What came back.
+class ApiAnswer:
+    """What came back."""
 
-    Attributes:
-        status: of HTTP.
-        value: the JSON in it, numbers with a point as `Decimal`; None where there is none.
-        text: the body of an answer that is no JSON.
-    """
-
-    status: int
-    value: Any
-    text: str = ""
+    status: int  # of HTTP
+    value: Any  # the JSON in it, numbers with a point as `Decimal`; None where there is none
+    text: str = ""  # the body of an answer that is no JSON
 
 
 class _RefusedError(Exception):
     """An answer that says: later; with the seconds that it asks for, None where it does not."""
 
     def __init__(self, status: int, after_s: float | None) -> None:
-        super().__init__(status)
+        super().__init__("too many requests" if status == 429 else f"HTTP {status}")
         self.status, self.after_s = status, after_s
 
 
@@ -97,23 +91,23 @@ class Api:
         """Return what tells this key and address from others, and not what they are."""
         return hmac.new(self._key.encode(), f"{salt} {self._parts.geturl()}".encode(), "sha256").hexdigest()
 
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> Answer:
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> ApiAnswer:
         """Ask for something; raises as `Provider`."""
         return self._again("GET", path + ("?" + urlencode(query) if query else ""), None)
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any]) -> Answer:
+    def ask(self, method: str, path: str, body: Mapping[str, Any]) -> ApiAnswer:
         """Send a request that changes nothing, or the same however often it comes; raises as `Provider`."""
         return self._again(method, path, body)
 
-    def stream(self, path: str, query: Mapping[str, str], *, quiet_s: float, most_bytes: int) -> Answer:
+    def stream(self, path: str, query: Mapping[str, str], *, quiet_s: float, most_bytes: int) -> ApiAnswer:
         """Ask for what does not end, until it is quiet for so long or has come to so much; raises as `Provider`."""
         return self._again("GET", path + "?" + urlencode(query), None, (quiet_s, most_bytes))
 
-    def delete(self, path: str) -> Answer:
+    def delete(self, path: str) -> ApiAnswer:
         """Remove something; an answer of 404 is an answer. Raises as `Provider`."""
         return self._again("DELETE", path, None)
 
-    def create(self, method: str, path: str, body: Mapping[str, Any], *, judged: bool = True) -> Answer:
+    def create(self, method: str, path: str, body: Mapping[str, Any], *, judged: bool = True) -> ApiAnswer:
         """Send a request that makes something, once; only what was certainly not taken is sent again.
 
         Args:
@@ -125,29 +119,30 @@ class Api:
             UncertainError: whether it was made is not known.
             PeerError, UsageError: as `Provider`; nothing was made.
         """
-        for last in _lasts(_TRIES):
+        for last in _LASTS:
             connection = self._connection()
             try:
-                try:
-                    connection.connect()  # until then nothing was sent
-                except OSError as error:
-                    if last:
-                        raise self._away(type(error).__name__) from None
-                    self._pause(None, 1)
-                    continue
-                try:
-                    read = self._checked if judged else self._answer
-                    return read(*self._exchange(connection, method, path, body))
-                except (OSError, http.client.HTTPException) as error:
-                    raise UncertainError(self._name, f"the connection ended ({type(error).__name__})") from None
-                except _RefusedError as refused:
-                    if refused.status != 429:
-                        raise UncertainError(self._name, f"it answered HTTP {refused.status}") from None
-                    if last:
-                        raise self._away("too many requests") from None
-                    self._pause(refused.after_s, 1)
-                except PeerError as error:  # an answer that cannot be read is none
-                    raise UncertainError(self._name, error.message) from None
+                connection.connect()  # until then nothing was sent
+            except OSError as error:
+                if last:
+                    raise self._away(type(error).__name__) from None
+                self._pause(None, 1)
+                continue
+            try:
+                answer = self._answer(*self._exchange(connection, method, path, body))
+                if judged:
+                    self.judge(answer)
+                return answer
+            except (OSError, http.client.HTTPException) as error:
+                raise UncertainError(self._name, f"the connection ended ({type(error).__name__})") from None
+            except _RefusedError as refused:
+                if refused.status != 429:
+                    raise UncertainError(self._name, str(refused)) from None
+                if last:
+                    raise self._away(str(refused)) from None
+                self._pause(refused.after_s, 1)
+            except PeerError as error:  # an answer that cannot be read is none
+                raise UncertainError(self._name, error.message) from None
             finally:
                 connection.close()
         raise AssertionError  # the last try returns or raises
@@ -182,24 +177,25 @@ class Api:
 
     def _again(
         self, method: str, path: str, body: Mapping[str, Any] | None, until: tuple[float, int] | None = None
-    ) -> Answer:
-        for number, last in enumerate(_lasts(_TRIES)):
+    ) -> ApiAnswer:
+        for number, last in enumerate(_LASTS):
             connection = self._connection()
+            after_s = None
             try:
-                return self._checked(*self._exchange(connection, method, path, body, until))
+                answer = self._answer(*self._exchange(connection, method, path, body, until))
+                self.judge(answer)
+                return answer
             except ssl.SSLCertVerificationError:
                 raise self._away("its certificate is not valid") from None
             except (OSError, http.client.HTTPException) as error:
-                if last:
-                    raise self._away(type(error).__name__) from None
-                self._pause(None, number)
+                why = type(error).__name__
             except _RefusedError as refused:
-                if last:
-                    why = "too many requests" if refused.status == 429 else f"HTTP {refused.status}"
-                    raise self._away(why) from None
-                self._pause(refused.after_s, number)
+                why, after_s = str(refused), refused.after_s
             finally:
                 connection.close()
+            if last:
+                raise self._away(why)
+            self._pause(after_s, number)
         raise AssertionError  # the last try returns or raises
 
     def _pause(self, asked_s: float | None, number: int) -> None:
@@ -235,7 +231,7 @@ class Api:
             content = _until_quiet(line, response, *until)
         return response.status, response.getheader("Retry-After"), response.getheader("Content-Type") or "", content
 
-    def _answer(self, status: int, retry_after: str | None, kind: str, content: bytes) -> Answer:
+    def _answer(self, status: int, retry_after: str | None, kind: str, content: bytes) -> ApiAnswer:
         """Return an answer that is one; raises `_RefusedError` for later."""
         if status == 429 or status >= 500:
             raise _RefusedError(status, _seconds(retry_after))
@@ -244,21 +240,14 @@ class Api:
         text = content.decode(errors="replace")
         # Vast has JSON beneath other types too.
         if not content or not ("json" in kind or text.lstrip()[:1] in ("{", "[")):
-            return Answer(status=status, value=None, text=text)
+            return ApiAnswer(status=status, value=None, text=text)
         try:
-            return Answer(status=status, value=json.loads(text, parse_float=Decimal, parse_constant=_no_number))
+            return ApiAnswer(status=status, value=json.loads(text, parse_float=Decimal, parse_constant=_no_number))
         except (ValueError, ArithmeticError, RecursionError):  # a number may have an exponent of any length
-            raise PeerError(
-                Code.PROVIDER_PROTOCOL, f"{self._name} answered HTTP {status} with what is no JSON"
-            ) from None
+            why = f"{self._name} answered HTTP {status} with what is no JSON"
+            raise PeerError(Code.PROVIDER_PROTOCOL, why) from None
 
-    def _checked(self, status: int, retry_after: str | None, kind: str, content: bytes) -> Answer:
-        """Return an answer that is one; raises as `_answer` and `judge`."""
-        answer = self._answer(status, retry_after, kind, content)
-        self.judge(answer)
-        return answer
-
-    def judge(self, answer: Answer) -> None:
+    def judge(self, answer: ApiAnswer) -> None:
         """Raise `UsageError` for an answer that says that the account's key or its credit will not do."""
         if answer.status in (401, 403):
             raise UsageError(
@@ -273,7 +262,7 @@ class Api:
                 hint="add credit there, or lower what the job asks for",
             )
 
-    def words(self, answer: Answer) -> str:
+    def words(self, answer: ApiAnswer) -> str:
         """Return what an answer says for people, short and printable, without the account's key."""
         value = answer.value if isinstance(answer.value, dict) else {}
         found = next((value[name] for name in ("detail", "msg", "message", "error", "title") if value.get(name)), "")
@@ -301,10 +290,6 @@ def _until_quiet(line: socket.socket, response: http.client.HTTPResponse, quiet_
             break
         content += more
     return content
-
-
-def _lasts(tries: int) -> list[bool]:
-    return [number == tries - 1 for number in range(tries)]
 
 
 def _seconds(text: str | None) -> float | None:

@@ -14,15 +14,7 @@ from typing import Protocol
 
 from glasshouse.errors import Code, PeerError
 
-__all__ = [
-    "Offer",
-    "Options",
-    "Provider",
-    "Rented",
-    "RentedState",
-    "Start",
-    "UncertainError",
-]
+__all__ = ["Offer", "Options", "Provider", "Rented", "RentedState", "Start", "UncertainError"]
 
 
 class UncertainError(PeerError):
@@ -52,116 +44,70 @@ class RentedState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a machine must have; `[machine]` of a job file.
+    """What a machine must have; `[machine]` of a job file. Gigabytes are 10^9 bytes."""
 
-    Attributes:
-        gpu: kinds that will do, as people write them (``RTX 4090``, ``A100 80GB``); empty for any, or for none.
-        gpus: how many of one kind; 0 for a machine without.
-        memory_gb: the machine's memory, at least; 0 for any. Gigabytes are 10^9 bytes.
-        disk_gb: room for image, package and outputs, at least.
-        regions: where it may stand, in the provider's words; empty for anywhere.
-        most_per_hour_usd: the most that it may cost.
-        spot: whether one will do that its provider may take back at any moment.
-        image: the container image.
-    """
-
-    gpu: tuple[str, ...]
-    gpus: int
-    memory_gb: int
-    disk_gb: int
-    regions: tuple[str, ...]
+    gpu: tuple[str, ...]  # kinds that will do, as people write them (RTX 4090, A100 80GB); empty for any, or for none
+    gpus: int  # of one kind; 0 for a machine without
+    memory_gb: int  # the machine's memory, at least; 0 for any
+    disk_gb: int  # room for image, package and outputs, at least
+    regions: tuple[str, ...]  # where it may stand, in the provider's words; empty for anywhere
     most_per_hour_usd: Decimal
-    spot: bool
-    image: str
+    spot: bool  # whether one will do that its provider may take back at any moment
+    image: str  # the container image
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """A machine that could be rented now.
+    """A machine that could be rented now; its words are the provider's."""
 
-    Attributes:
-        id: what `rent` names; the provider's.
-        gpu: its kind of GPU, in the provider's words; empty for none.
-        gpus: how many.
-        gpu_memory_gb: of each.
-        memory_gb, disk_gb: what it comes with.
-        region: where it stands, in the provider's words; empty where it does not say.
-        usd_per_hour: all of it together: GPUs, disk and what else is billed by time.
-        spot: whether the provider may take it back at any moment.
-    """
-
-    id: str
-    gpu: str
+    id: str  # what `rent` names
+    gpu: str  # the kind; empty for none
     gpus: int
-    gpu_memory_gb: int
+    gpu_memory_gb: int  # of each
     memory_gb: int
     disk_gb: int
-    region: str
-    usd_per_hour: Decimal
-    spot: bool
+    region: str  # empty where the provider does not say
+    usd_per_hour: Decimal  # all of it together: GPUs, disk and what else is billed by time
+    spot: bool  # whether the provider may take it back at any moment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """What a machine is made with; nothing of it is secret.
+    """What a machine is made with; nothing of it is secret."""
 
-    Attributes:
-        tag: its name at the provider, ``gh-OWNER-RUN-N``: letters, digits and hyphens.
-        nonce: what the machine repeats beside its host key, 32 hex characters.
-        ssh_public: the key that may log in, one line in the form of ``authorized_keys``.
-        ends_s: the machine ends itself after so long, with or without its owner.
-        ends_at_s: and at this time by its own clock, however often it was started anew; seconds since 1970.
-        options: what it was chosen by.
-    """
-
-    tag: str
-    nonce: str
-    ssh_public: str
-    ends_s: int
-    ends_at_s: int
-    options: Options
+    tag: str  # its name at the provider, gh-OWNER-RUN-N: letters, digits and hyphens
+    nonce: str  # what the machine repeats beside its host key, 32 hex characters
+    ssh_public: str  # the key that may log in, one line in the form of authorized_keys
+    ends_s: int  # the machine ends itself after so long, with or without its owner
+    ends_at_s: int  # and at this time by its own clock, however often it was started anew; seconds since 1970
+    options: Options  # what it was chosen by
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rented:
-    """A machine at its provider, by the provider's word.
-
-    Attributes:
-        id: the provider's.
-        tag: as of `Start`.
-        state: where it is.
-        host, port: where its sshd answers; None until that is known, or where it is reached otherwise.
-        usd_per_hour: what it costs; None where that is not said.
-        why: what the provider says of its state, for people; may be empty.
-    """
+    """A machine at its provider, by the provider's word."""
 
     id: str
-    tag: str
+    tag: str  # as of `Start`
     state: RentedState
-    host: str | None = None
+    host: str | None = None  # where its sshd answers; None until that is known, or where it is reached otherwise
     port: int | None = None
-    usd_per_hour: Decimal | None = None
-    why: str = ""
+    usd_per_hour: Decimal | None = None  # None where that is not said
+    why: str = ""  # what the provider says of its state, for people
 
 
 class Provider(Protocol):
-    """Whom machines are rented from.
+    """An account at a provider.
 
     Every method may raise, beside what it names: `PeerError` `provider-unreachable` (no answer, too many requests or
     its own failure, after some tries), `provider-protocol` (an answer that its description does not allow); and
     `UsageError` `provider-key` (401 and 403) and `provider-money` (402: the account has none).
-
-    Attributes:
-        name: as people write it: ``runpod``, ``vast``.
-        settles_s: a machine that was made is in listings after so long at the latest.
-        user: who logs in.
-        has_sshd: whether its machines run an sshd of their own, whose host key they print; those of others are reached
-            at what `places` returns.
     """
 
-    name: str
-    settles_s: float
-    user: str
+    name: str  # as people write it: runpod, vast
+    settles_s: float  # a machine that was made is in listings after so long at the latest
+    user: str  # who logs in
+    # Whether its machines run an sshd of their own, whose host key they print; others are reached at `places`.
     has_sshd: bool
 
     def account(self, salt: str) -> str:
