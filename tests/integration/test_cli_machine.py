@@ -103,7 +103,7 @@ def test_a_machine_that_measures_otherwise_is_refused_before_anything_is_sent(sh
 def test_a_recorded_machine_is_accepted_by_the_jobs_that_name_it(shell: Shell, hooked: str) -> None:
     added = shell.ask("reference", "add", "theirs", "--on", hooked)
     assert added.code == 0, added.err
-    assert "what hooked says of itself" in added.err
+    assert "what hooked reports of itself" in added.err
     assert shell.ask("measure", "--on", hooked, "--diff", "theirs", "--json").object["differences"] == []
     job = shell.job("named", "5").read_text()
     (shell.folder / "named.toml").write_text(job + 'reference = ["theirs"]\n')

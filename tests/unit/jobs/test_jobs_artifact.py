@@ -221,7 +221,7 @@ def test_every_field_of_an_artifact_is_held_to_its_bundle(world: World, run: Run
         statement["predicate"] |= changes
         forged = dsse.sign(ARTIFACT_TYPE, encode(statement), [world.owner]).encode()
         told = verify_artifact(forged, owner=world.owner.public).artifact
-        with pytest.raises(VerificationError, match="something else than the bundle shows") as caught:
+        with pytest.raises(VerificationError, match="differs from what the bundle shows") as caught:
             compare(told, run.data, owner=world.owner.public)
         assert caught.value.code is Code.ARTIFACT_INVALID
 

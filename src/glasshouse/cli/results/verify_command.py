@@ -75,7 +75,7 @@ def command(
         _marks(output, verdict.links)  # type: ignore[attr-defined]
         _say(output, found.trust, verdict)
         if is_there(found.path / _REPORT):
-            output.say(f"{_REPORT} and its figures are not signed, and were not looked at: what counts is said above.")
+            output.say(f"{_REPORT} and its figures are not signed, and were not looked at: what counts is above.")
         output.facts({"folder": found.path, "owner": key})
     return int(verdict.exit_code)
 

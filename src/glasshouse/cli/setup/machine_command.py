@@ -102,7 +102,7 @@ def sweep(
     """Remove from a machine what is left there of your runs that have ended."""
     removed, left = known_machines.sweep(options.any_home, name)
     options.output.result({"removed": removed, "left": left})
-    options.output.say(f"{name} says that what it had of {counted(removed, 'ended run')} is gone.")
+    options.output.say(f"{name} reports that what it had of {counted(removed, 'ended run')} is gone.")
     options.output.facts({f"left {run[:8]}": why for run, why in left.items()})
 
 

@@ -79,7 +79,7 @@ def add(
     if on != "local":
         found = differences(files, reference(home, THIS))
         output.warn(
-            f"this is what {on} says of itself, and whoever has it can say anything; it differs from this installation "
+            f"this is what {on} reports of itself, which its host can forge; it differs from this installation "
             f"in {len(found)} files: glasshouse measure --on {on} --diff this"
         )
 
@@ -115,4 +115,4 @@ def sign(
     parts = _facts(released.files)["parts"]
     output.result({"file": str(out), "signed_by": key.public.hex(), "parts": parts})
     output.facts({**parts, "signed by": key.public.hex()})
-    output.say(f"Tell that key where it cannot be exchanged with the file, for: reference add NAME --from {out.name}")
+    output.say(f"Publish that key where the file cannot replace it, for: reference add NAME --from {out.name}")

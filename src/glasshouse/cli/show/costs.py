@@ -37,7 +37,7 @@ def cost_facts(
     if "protection" in facts:
         facts["protection"] += ", beside the training"
     if not cost.fits:
-        facts["the rest"] = "the receipt tells of more time than there was: its times do not fit"
+        facts["the rest"] = "the receipt has more time than there was: its times do not fit"
     if cost.slowdown is not None:
         facts["slowdown"] = _slowdown(cost.slowdown, cost, workload)
     if cost.unit is not None and cost.usd_per_unit is not None:
@@ -59,9 +59,7 @@ def _rental(statement: Mapping[str, Any], cost: Cost) -> str:
     if cost.since_us is not None:
         lines[-1] += f"; the first was asked for at {utc(cost.since_us)}"
     lines.append(
-        f"{whom} has told no bill"
-        if cost.billed_usd is None
-        else f"billed {usd_text(cost.billed_usd)}, by {whom}'s word"
+        f"no bill from {whom}" if cost.billed_usd is None else f"billed {usd_text(cost.billed_usd)}, by {whom}'s word"
     )
     if cost.of_cap is not None:
         lines.append(f"{cost.of_cap * 100:.0f} % of the cap of {cost.most_usd} $")

@@ -126,7 +126,7 @@ class RunView(StepPrinter):
         record = prepared.record
         self.expect(record, cost)
         ranks = _in_ranks(record.group)
-        self.done("prepared", f"run {record.run_id[:8]}; broker told of package and policy{ranks}", seconds)
+        self.done("prepared", f"run {record.run_id[:8]}; the broker has package and policy{ranks}", seconds)
 
     def sending(self, sent: int, size: int) -> None:
         now = time.monotonic()

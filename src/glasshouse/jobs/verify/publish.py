@@ -93,7 +93,7 @@ def account(verdict: Verdict, bundle: bytes) -> Artifact:
     if verdict.machines > 1:
         raise UsageError(
             Code.ARTIFACT_INVALID,
-            f"an artifact tells of a run on one machine; this receipt is one of {verdict.machines} machines'",
+            f"an artifact is of a run on one machine; this receipt is one of {verdict.machines} machines'",
         )
     return Artifact(
         bundle_sha256=sha256(bundle),
@@ -143,7 +143,7 @@ def compare(artifact: Artifact, bundle: bytes, *, owner: bytes, now_us: int | No
     names = [field.name for field in fields(Artifact)]
     if other := [name for name in names if getattr(given, name) != getattr(shown, name)]:
         raise VerificationError(
-            Code.ARTIFACT_INVALID, f"the artifact says something else than the bundle shows, of: {', '.join(other)}"
+            Code.ARTIFACT_INVALID, f"the artifact differs from what the bundle shows, in: {', '.join(other)}"
         )
     return verdict
 

@@ -79,7 +79,7 @@ def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[
         ("digests", all(_agrees(e.body["subject"], e.body["sha256"], digests) for e in log.of(EventType.DIGEST))),
     ):
         if not holds:
-            raise VerificationError(Code.LOG_INVALID, f"log and receipt tell different {what}")
+            raise VerificationError(Code.LOG_INVALID, f"log and receipt have different {what}")
     return replace(verdict, log=log, heads=None if heads is None else _verify_heads(chain, heads, log))
 
 

@@ -54,7 +54,7 @@ _ENDED = {
 # Genuine is not true: the holder of the owner's key has the broker's too, and needs no machine to write a record.
 _UNATTESTED = "To its owner it shows what came from who had the launch key; to others it is the owner's word."
 
-TOO_LONG = "the work is said to have taken longer than the run lasted"
+TOO_LONG = "the work is recorded as longer than the run lasted"
 
 SECOND_US = 1_000_000
 # How many times its reported pace a run may go after its last report: the first step of many takes longest.

@@ -165,7 +165,7 @@ def _verifier(statement: Path) -> Callable[..., Any]:
 def _compared(verdict: AnyVerdict, bundle: Path, *, owner: bytes, now_us: int) -> AnyVerdict:
     """Hold an artifact to its bundle, every field of it."""
     if not isinstance(verdict, ArtifactVerdict):
-        raise UsageError(Code.USAGE, "--bundle is for an artifact: it names the receipt that the artifact tells of")
+        raise UsageError(Code.USAGE, "--bundle is for an artifact: it names the receipt that the artifact is of")
     data = read_bounded(bundle, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
     return replace(verdict, bundle=compare(verdict.artifact, data, owner=owner, now_us=now_us))
 
