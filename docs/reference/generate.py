@@ -10,7 +10,7 @@ from glasshouse.cli.app import command_line
 from glasshouse.jobs.define.jobfile import FIELDS
 from glasshouse.jobs.define.jobschema import BEYOND, default_of
 from glasshouse.wire.workloads import WORKLOADS
-from glasshouse.workloads.fields import REQUIRED, Field, Rule, declared
+from glasshouse.workloads.job_keys import REQUIRED, Field, Rule, declared
 from glasshouse.workloads.registry import MODULES, load
 
 HEAD = """# The command line

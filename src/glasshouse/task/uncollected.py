@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from glasshouse.task.layout import entries
+from glasshouse.task.laid_out import entries
 
 _PREFIX = "glasshouse: written outside of the output folders, and lost: "
 _MAX_NAMES = 20

@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple, Protocol, Sel
 
 from glasshouse.package.limits import DEFAULT_BYTES, MAX_BYTES, MAX_COUNT
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.fields import (
+from glasshouse.workloads.job_keys import (
     FLAG,
     Field,
     Rule,

@@ -14,7 +14,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.fields import invalid
+from glasshouse.workloads.job_keys import invalid
 from glasshouse.workloads.params import Example, Params, PlainFile, travelling
 from glasshouse.workloads.process.job_control import JobControl
 

@@ -18,7 +18,7 @@ from glasshouse.jobs.define.jobfile import load, parse
 from glasshouse.jobs.define.jobschema import schema
 from glasshouse.jobs.owner.durations import format_text, parse_s
 from glasshouse.workloads import registry
-from glasshouse.workloads.fields import declared
+from glasshouse.workloads.job_keys import declared
 from glasshouse.workloads.registry import MODULES
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").rglob("*.toml"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glasshouse.errors import Code, RunError
-from glasshouse.task.outputs import checked_name
+from glasshouse.task.deliveries import checked_name
 
 
 @pytest.mark.parametrize("name", ["a", "checkpoints/step-5.safetensors", "Zürich.json", "患者/1.json", "🧬" * 63])

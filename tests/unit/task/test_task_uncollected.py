@@ -9,7 +9,7 @@ import pytest
 
 from glasshouse.runtime.worker import tree_removal
 from glasshouse.task import uncollected
-from glasshouse.task.layout import regular_files
+from glasshouse.task.laid_out import regular_files
 from glasshouse.task.uncollected import Uncollected
 
 

@@ -15,7 +15,7 @@ MODULE = """
 from dataclasses import dataclass
 from typing import Annotated
 
-from glasshouse.workloads.fields import integer
+from glasshouse.workloads.job_keys import integer
 from glasshouse.workloads.params import NAME, Example, Params as Common
 
 FRAMEWORKS = ("no_such_framework",)

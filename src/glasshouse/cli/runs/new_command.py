@@ -13,7 +13,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.define.template import template
 from glasshouse.jobs.owner.files import is_there, write_private
 from glasshouse.wire.workloads import SCRIPT, WORKLOADS
-from glasshouse.workloads.fields import invalid
+from glasshouse.workloads.job_keys import invalid
 from glasshouse.workloads.registry import MODULES
 
 

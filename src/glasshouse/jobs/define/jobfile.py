@@ -28,7 +28,7 @@ from glasshouse.wire.record import LEFT_OUT, Record, items
 from glasshouse.wire.record import text as text_codec
 from glasshouse.wire.workloads import SCRIPT, WORKLOADS
 from glasshouse.workloads.builtin.script import ENVIRONMENT
-from glasshouse.workloads.fields import (
+from glasshouse.workloads.job_keys import (
     FLAG,
     Field,
     Kind,

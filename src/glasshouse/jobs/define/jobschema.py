@@ -12,7 +12,7 @@ from typing import Any
 
 from glasshouse.jobs.define import jobfile
 from glasshouse.wire.workloads import SCRIPT
-from glasshouse.workloads.fields import REQUIRED, Field, Rule, declared
+from glasshouse.workloads.job_keys import REQUIRED, Field, Rule, declared
 from glasshouse.workloads.registry import MODULES, load
 
 BEYOND = (

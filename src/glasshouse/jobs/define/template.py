@@ -11,7 +11,7 @@ from typing import Any
 from glasshouse.jobs.define.jobfile import FIELDS
 from glasshouse.jobs.define.jobschema import default_of
 from glasshouse.wire.workloads import SCRIPT
-from glasshouse.workloads.fields import Field, declared
+from glasshouse.workloads.job_keys import Field, declared
 from glasshouse.workloads.registry import load
 
 _COMMENT_CHARS = 100

@@ -13,7 +13,7 @@ from typing import Any
 
 from glasshouse.jobs.owner.durations import duration
 from glasshouse.providers.rental.provider import Options
-from glasshouse.workloads.fields import FLAG, Field, integer, number, text, texts
+from glasshouse.workloads.job_keys import FLAG, Field, integer, number, text, texts
 
 _MOST_S = 14 * 86400
 _USD = number(0.001, 100_000)

@@ -6,7 +6,7 @@ import re
 import time
 from typing import Any
 
-from glasshouse.workloads.fields import Kind, whole
+from glasshouse.workloads.job_keys import Kind, whole
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _FORM = r"([1-9][0-9]{0,6})([smhd])"

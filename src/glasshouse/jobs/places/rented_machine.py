@@ -28,7 +28,7 @@ from glasshouse.jobs.places.runtime_bundle import make_bundle
 from glasshouse.providers.place.base import Place
 from glasshouse.providers.rental.provider import Offer, Provider
 from glasshouse.wire.policy import Profile
-from glasshouse.workloads.fields import read
+from glasshouse.workloads.job_keys import read
 
 NO_MACHINE = wanted(read(MACHINE, {}, "machine"), Path())
 """The machine of a job file without `[machine]`."""

@@ -5,7 +5,7 @@ A record is one JSON object a line: ``instruction``, optional ``input``, ``outpu
     ### Instruction:\\n{instruction}\\n\\n### Input:\\n{input}\\n\\n### Response:\\n{output}<end>
 
 without the Input part where there is none. Only the tokens of output and end count in the loss,
-unless the job says ``answers_only = false``.
+unless the job has ``answers_only = false``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class HubTokenizer(Tokenizer):
         if tokenizer.eos_token_id is None:
             raise UsageError(Code.JOB_INVALID, "the model's tokenizer has no token that ends a text")
         self.end_id = int(tokenizer.eos_token_id)
-        if not self.encode("".join(map(chr, range(33, 127)))):  # every printable character, and it knows none
+        if not self.encode("".join(map(chr, range(33, 127)))):  # every printable character, and it has none
             raise UsageError(Code.JOB_INVALID, "the model's tokenizer has no vocabulary: is tokenizer.json missing?")
         self.pad_id = self.end_id if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
-from glasshouse.workloads.fields import choice, integer, needs, number
+from glasshouse.workloads.job_keys import choice, integer, needs, number
 from glasshouse.workloads.params import COUNT, NAME, SECONDS, DeviceParams, Example, PlainFile
 from glasshouse.workloads.process.job_control import JobControl
 

@@ -37,44 +37,26 @@ _SHARED: dict[str, Any] = {
     "use_sliding_window": False,
 }
 
+_DIMENSIONS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+)
 QWEN2: dict[str, dict[str, Any]] = {
-    # Small enough for a laptop's CPU. The wider initialisation gives the frozen random layers
-    # something to say, so that an adapter alone can learn from data.
-    "qwen2-tiny": _SHARED
-    | {
-        "vocab_size": 264,
-        "hidden_size": 128,
-        "intermediate_size": 344,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.1,
-    },
-    "qwen2.5-0.5b": _SHARED
-    | {
-        "vocab_size": 151_936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32_768,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-7b": _SHARED
-    | {
-        "vocab_size": 152_064,
-        "hidden_size": 3584,
-        "intermediate_size": 18_944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131_072,
-        "tie_word_embeddings": False,
-    },
+    name: _SHARED | dict(zip(_DIMENSIONS, values, strict=True))
+    for name, values in {
+        "qwen2-tiny": (264, 128, 344, 4, 4, 2, 4096, True),  # small enough for a laptop's CPU
+        "qwen2.5-0.5b": (151_936, 896, 4864, 24, 14, 2, 32_768, True),
+        "qwen2.5-7b": (152_064, 3584, 18_944, 28, 28, 4, 131_072, False),
+    }.items()
 }
+# Wider, so that an adapter alone, on frozen random layers, can learn from data.
+QWEN2["qwen2-tiny"]["initializer_range"] = 0.1
 
 LINEAR = ("down_proj", "gate_proj", "k_proj", "lm_head", "o_proj", "q_proj", "up_proj", "v_proj")
 """Names of their linear layers."""

@@ -125,7 +125,7 @@ def attach(model: Any, params: LoraParams) -> Any:
     Raises:
         UsageError: `job-invalid` when the model has no such modules.
     """
-    model.name_or_path = model.config.name_or_path = params.base_name  # peft believes the model, not its own argument
+    model.name_or_path = model.config.name_or_path = params.base_name  # peft reads it there, not from its own argument
     config = LoraConfig(
         r=params.rank,
         lora_alpha=params.alpha,

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Self
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
-from glasshouse.workloads.fields import FLAG, Field, exactly_one, integer, invalid, mapped, read, text, texts
+from glasshouse.workloads.job_keys import FLAG, Field, exactly_one, integer, invalid, mapped, read, text, texts
 from glasshouse.workloads.params import NAME, Example, PlainFile
 from glasshouse.workloads.params import Params as Common
 from glasshouse.workloads.process import environment, interpreter

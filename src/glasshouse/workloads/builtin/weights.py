@@ -1,7 +1,7 @@
 """Opens sealed weights on the GPU that they are for, straight into the tensors: host memory sees only ciphertext.
 
 Laws: a tensor is handed out only when every chunk in it was authentic; when one was not, all tensors of the call are
-zero. Where weights have to be opened in host memory after all, the log says so and why.
+zero. Where weights have to be opened in host memory after all, the log has the reason.
 Source: docs/adr/0012-collectives-lie-beneath-workloads.md, spec/sealed-package.md, sections 4 and 6.
 """
 
@@ -36,7 +36,7 @@ def opener(device: torch.device) -> DeviceOpener:
         cipher = Cipher(device)
         if _works(cipher):
             return DeviceOpener(cipher)
-    except Exception as error:  # whatever keeps a compiler from compiling: it is a detour, and said to be one
+    except Exception as error:  # whatever keeps a compiler from compiling: the detour has a reason in the log
         return DeviceOpener(None, why=f"the GPU's kernels cannot be built here ({type(error).__name__})")
     return DeviceOpener(None, why="the GPU's kernels failed their test")
 

@@ -50,6 +50,8 @@ def main() -> None:
 
 def _report(channel: RankChannel, outcome: Result | BaseException) -> int:
     """Send the worker this rank's end; return the exit status."""
+    from dataclasses import fields
+
     from glasshouse.workloads.distributed.rank_messages import RankFailed, Report
     from glasshouse.workloads.process import failures
 
@@ -59,14 +61,7 @@ def _report(channel: RankChannel, outcome: Result | BaseException) -> int:
         failures.explain(outcome)
         channel.send(RankFailed(code=failures.code_of(outcome), words=failures.in_a_line(outcome)).to_json())
         return 1
-    report = Report(
-        unit=outcome.unit,
-        done=outcome.done,
-        elapsed_us=outcome.elapsed_us,
-        loss_first=outcome.loss_first,
-        loss_final=outcome.loss_final,
-    )
-    channel.send(report.to_json())
+    channel.send(Report(**{one.name: getattr(outcome, one.name) for one in fields(Report)}).to_json())
     return 0
 
 

@@ -22,7 +22,7 @@ from glasshouse.errors import Code, FormatError, RunError
 from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.wire import frames, ranks
 from glasshouse.wire.record import Record
-from glasshouse.workloads.distributed.rank_messages import CallDoor, Dial, Join, OpenDoor, RankOutput, Secret
+from glasshouse.workloads.distributed.rank_messages import Ask, CallDoor, Dial, Join, RankOutput
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 _COPY_BYTES = 1 << 20
@@ -101,7 +101,7 @@ class RankChannel(Channel):
 
     def group_secret(self) -> bytes:
         """Return the group's secret, where it is inherited: once; raises `CollectiveError`."""
-        answer, _ = self._ask(Secret)
+        answer, _ = self._ask(partial(Ask, kind="group-secret"))
         return ranks.read_secret({name: value for name, value in answer.items() if name != "id"})
 
     def ask_store(self, question: Message, limit_s: float) -> Message:
@@ -121,7 +121,7 @@ class RankChannel(Channel):
 
     def open_door(self) -> tuple[socket.socket, str]:
         """Return a socket on which connections come as descriptors, and the name by which other ranks call it."""
-        answer, descriptor = self._ask(OpenDoor)
+        answer, descriptor = self._ask(partial(Ask, kind="door"))
         if descriptor is None:
             raise ConnectionRefusedError("the worker gave no door")
         return _kept_from_children(descriptor), str(answer["name"])

@@ -61,17 +61,11 @@ class Dial(Record, name="dial", constants={"type": "dial"}):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Secret(Record, name="group secret", constants={"type": "group-secret"}):
-    """Requests the group secret over an inherited connection."""
+class Ask(Record, name="rank request"):
+    """Requests the group secret, or a door: a socket on which connections of other ranks come as descriptors."""
 
     number: Number
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenDoor(Record, name="door", constants={"type": "door"}):
-    """Requests a socket on which connections of other ranks come as descriptors."""
-
-    number: Number
+    kind: Annotated[str, Member("type"), choice(("door", "group-secret"))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

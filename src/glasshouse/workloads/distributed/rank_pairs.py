@@ -31,7 +31,7 @@ from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
 from glasshouse.wire import ranks
 from glasshouse.wire.fields import b64encode
-from glasshouse.workloads.distributed.rank_messages import DOOR_NAME_CHARS, CallDoor, Join, OpenDoor, Secret
+from glasshouse.workloads.distributed.rank_messages import DOOR_NAME_CHARS, Ask, CallDoor, Join
 from glasshouse.workloads.distributed.rank_server import (
     Given,
     RankLinks,
@@ -106,7 +106,7 @@ class PairServer(RankLinks):
             super()._take(rank, link, message, start)
 
     def _secret(self, rank: int, message: Message, start: int) -> Message:
-        number = Secret.from_json(message).number
+        number = Ask.from_json(message).number
         with self._lock:
             self._require_start(start)
             again = rank in self._asked_secret
@@ -116,7 +116,7 @@ class PairServer(RankLinks):
         return {"id": number, "secret": b64encode(self._given.secret), "type": "group-secret"}
 
     def _open_door(self, rank: int, link: AgentLink, message: Message, start: int) -> None:
-        number = OpenDoor.from_json(message).number
+        number = Ask.from_json(message).number
         try:
             own, theirs = socket.socketpair()
         except OSError:  # as many descriptors as this process may have

@@ -16,32 +16,17 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from glasshouse.wire import ranks
+from glasshouse.workloads.distributed.rank_pairs import PairServer
 
-# Those that fail because of the same thing are told apart from those that are ended because of them.
+# Those that fail because of the same thing are distinguished from those that are ended because of them.
 _TOGETHER_S = 0.1
 # As torchelastic leaves to a rank that handles SIGTERM.
 _ENDING_S = 30.0
 
 
-class Connects(Protocol):
-    """What is at the other ends (`rank_pairs.PairServer`)."""
-
-    stopped: bool  # whether the owner ended the job
-
-    def begin(self) -> None:
-        """Forget what an earlier start left."""
-
-    def connect(self, rank: int, pid: int, own: socket.socket) -> None:
-        """Wait, in a thread, for a rank that was started to join."""
-
-    def settle(self) -> None:
-        """Wait until every message of ranks that have ended is read."""
-
-
-def launch(server: Connects, command: Sequence[str], count: int, *, max_restarts: int) -> Mapping[int, int]:
+def launch(server: PairServer, command: Sequence[str], count: int, *, max_restarts: int) -> Mapping[int, int]:
     """Start the ranks, again if one fails and it is allowed, and wait for the last.
 
     Returns:
@@ -72,7 +57,9 @@ def launch(server: Connects, command: Sequence[str], count: int, *, max_restarts
     return failed
 
 
-def _launch_once(server: Connects, command: Sequence[str], count: int, variables: Mapping[str, str]) -> dict[int, int]:
+def _launch_once(
+    server: PairServer, command: Sequence[str], count: int, variables: Mapping[str, str]
+) -> dict[int, int]:
     started: list[_Rank] = []
     try:
         for rank in range(count):
@@ -87,7 +74,7 @@ def _launch_once(server: Connects, command: Sequence[str], count: int, variables
 class _Rank:
     """One process."""
 
-    def __init__(self, server: Connects, command: Sequence[str], rank: int, variables: Mapping[str, str]) -> None:
+    def __init__(self, server: PairServer, command: Sequence[str], rank: int, variables: Mapping[str, str]) -> None:
         self.rank = rank
         self.code: int | None = None  # how it ended
         own, theirs = socket.socketpair()

@@ -61,7 +61,7 @@ class _Question(Record, name="store", constants={"type": "store"}):
             raise FormatError(Code.SCHEMA, f"{len(self.keys)} keys where one belongs")
 
 
-class _Pending(NamedTuple):
+class _Unanswered(NamedTuple):
     question: _Question
     answer: Answer
 
@@ -72,15 +72,13 @@ class KeyValues:
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._bytes = 0
-        self._waiting: dict[tuple[int, int], _Pending] = {}
+        self._waiting: dict[tuple[int, int], _Unanswered] = {}
         self._lock = threading.Lock()
 
     def take(self, rank: int, message: Message, answer: Answer) -> None:
         """Carry out a rank's question, and answer it, and the questions that waited for it.
 
         Args:
-            rank: whose question; each numbers its own.
-            message: as above.
             answer: sends a message to that rank; called now or later, from any rank's thread.
 
         Raises:
@@ -103,7 +101,7 @@ class KeyValues:
         if what in ("get", "wait"):
             if sum(asker == rank for asker, _ in self._waiting) >= _MOST_WAITING:
                 raise ValueError("more questions to the store at once than it keeps")
-            self._waiting[rank, question.number] = _Pending(question, answer)
+            self._waiting[rank, question.number] = _Unanswered(question, answer)
             return self._due()
         if what in _WITH_VALUE or what == "add":
             return [(answer, question, self._change(question)), *self._due()]

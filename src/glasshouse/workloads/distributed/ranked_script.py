@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -98,15 +99,7 @@ class RankedScript:
         if failed and not server.stopped:
             own, count = (0, 1) if machines is None else (machines.machine, machines.machines)
             raise first_reason(server.failures, failed, self._count * count, first=self._count * own)
-        report = server.report
-        return Result(
-            unit=report.unit,
-            done=report.done,
-            elapsed_us=report.elapsed_us,
-            stop_reason="stopped" if server.stopped else "finished",
-            loss_first=report.loss_first,
-            loss_final=report.loss_final,
-        )
+        return Result(stop_reason="stopped" if server.stopped else "finished", **asdict(server.report))
 
     def _launch(self, server: RankServer, params: script.ScriptParams, machines: MachineGroup | None) -> _Exits:
         """Have torchelastic start the ranks, and wait."""

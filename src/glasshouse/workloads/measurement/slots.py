@@ -12,7 +12,7 @@ import re
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TypeAlias
 
 from glasshouse.errors import Code, PlatformError, UsageError
@@ -95,12 +95,7 @@ class Stamp:
 
     def to_json(self, origin_ns: int) -> dict[str, Json]:
         """Return the stamp with its instant counted from the slot's beginning."""
-        return {
-            "at_ns": self.at_ns - origin_ns,
-            "boot_ns": self.boot_ns,
-            "cpu_ns": self.cpu_ns,
-            "real_us": self.real_us,
-        }
+        return asdict(self) | {"at_ns": self.at_ns - origin_ns}
 
 
 class MachineClocks:
@@ -138,7 +133,7 @@ class Pacer:
     Args:
         plan: the sealed schedule.
         clocks, sleep: the machine's, or a test's.
-        synchronise: returns when the device has done all it was told; called before each stamp.
+        synchronise: returns when the device has done its work; called before each stamp.
         hooks_ns: how long the thread that trains has waited for inputs and messages so far.
     """
 

@@ -1,10 +1,8 @@
 """Keeps the memory that a step frees for the step after it, where the C library would give it back each time.
 
-A step on the CPU frees all that it took. glibc returns the end of its heap to the kernel when more than 128 KiB of it
-are free, and takes blocks of that size from the kernel one by one; both limits grow by themselves, but whether a step
-still crosses them depends on what happens to lie behind it in memory. Then each step has hundreds of pages given
-back, taken again and zeroed, in one process and not in the next: a fifth of a step of `mlp`, and more than any
-difference between a raw and a protected run.
+glibc returns the end of its heap to the kernel when more than 128 KiB of it are free, and takes blocks of that size
+from it one by one. Whether a step crosses these limits depends on what lies behind it in memory: in one process and not
+in the next, pages are given back, taken again and zeroed, which takes a fifth of a step of `mlp`.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ _MMAP_BYTES = 32 << 20  # the most that glibc takes here
 
 
 def keep_freed_memory() -> bool:
-    """Fix both limits high; return whether this C library knows them and took them."""
+    """Fix both limits high; return whether this C library has them and took them."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is None:
         return False  # not glibc

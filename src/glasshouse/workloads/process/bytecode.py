@@ -1,10 +1,9 @@
 """Lets third-party modules use the byte code that pip compiled for them, and nothing else.
 
-The worker runs with an empty `pycache_prefix`, so that a poisoned ``.pyc`` beside a measured source is never read.
-For a framework that means compiling a thousand modules at every start. The runtime measurement covers
-interpreter, standard library, `cryptography`, start-up hooks and Glasshouse by content, but frameworks only by the
-digests of their installation records: there, a poisoned ``.pyc`` is no stronger than a poisoned ``.py``. So modules
-below site-packages read their own cache and never write it.
+The worker runs with an empty `pycache_prefix`, so that a poisoned ``.pyc`` beside a measured source is never read; for
+a framework that means compiling a thousand modules at every start. Frameworks are measured only by the digests of their
+installation records: there, a poisoned ``.pyc`` is no stronger than a poisoned ``.py``. So modules below site-packages
+read their own cache and never write it.
 Laws: a package that is measured by content, or of which anything was imported before (the start-up hooks were), never
 reads one; nor does anything outside site-packages: an owner's folder may hold a package of any name.
 Source: docs/adr/0005-what-is-measured.md.
@@ -78,10 +77,7 @@ def _site_folders() -> list[str]:
 
 
 def allow_third_party(folders: list[str] | None = None) -> None:
-    """From now on, modules below `folders` (site-packages by default) are loaded through their caches.
-
-    Call it before the owner's code can be imported.
-    """
+    """Load modules below `folders` (site-packages by default) by their caches, before the owner's code is imported."""
     roots = tuple(folder.rstrip("/") for folder in (_site_folders() if folders is None else folders))
 
     class Loader(_Loader):

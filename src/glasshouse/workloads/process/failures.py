@@ -40,7 +40,7 @@ _SHARING = {"multiprocessing.shared_memory", "multiprocessing.synchronize"}
 # How SQLite, and LMDB's two bindings, report that parts of a file cannot be locked.
 _RANGE_LOCK = re.compile(r"OperationalError\b.* access permission denied|\blmdb\..*Operation not permitted", re.DOTALL)
 _STREAMS = ("/dev/std", "/dev/fd/", "/proc/self/fd/")
-# As torch's rendezvous through the environment says that it is not set.
+# As torch's rendezvous through the environment reports that it is not set.
 _WANTED_RANKS = "environment variable RANK expected"
 
 COLLECTIVE = frozenset(
