@@ -211,11 +211,8 @@ def read(
 ) -> dict[str, Any]:
     """Check one table, as parsed from TOML or JSON, and return a value for every declared key.
 
-    Args:
-        path: the table's name, empty at the top level.
-
     Raises:
-        UsageError: `job-invalid`, naming the key.
+        UsageError: `job-invalid`, naming the key below `path`.
     """
     known = [field.name for field in fields]
     unknown = sorted(str(name) for name in values if name not in known)

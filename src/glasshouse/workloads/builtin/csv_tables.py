@@ -22,10 +22,7 @@ class CsvTable(NamedTuple):
 
 
 def read_csv(stream: BinaryIO, *, label: str | None, name: str) -> CsvTable:
-    """Read a table with a header line; every column but the label holds numbers.
-
-    Args:
-        label: the column to predict; the last one when None.
+    """Read a table with a header line; every column but the label, the last one when None, holds numbers.
 
     Raises:
         UsageError: `job-invalid`, naming line and column.

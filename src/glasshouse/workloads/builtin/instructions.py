@@ -120,7 +120,7 @@ def check_records(
         How many records are passed over, because no token of their answer would be left.
 
     Raises:
-        UsageError: `job-invalid`, naming the line, or saying why no record is left to train on.
+        UsageError: `job-invalid`, naming the line, or why no record is left to train on.
     """
     records = skipped = shortest = 0
     for number, line in enumerate(lines, start=1):

@@ -63,15 +63,10 @@ LINEAR = ("down_proj", "gate_proj", "k_proj", "lm_head", "o_proj", "q_proj", "up
 
 
 def weight_files(open_file: Callable[[str], BinaryIO], prefix: str, names: list[str]) -> list[str]:
-    """Return the names of a model's weights, in the order in which they are read.
-
-    Args:
-        open_file: opens one of `names`, which are all in the model's folder.
-        prefix: that folder, with a slash at its end.
+    """Return the names of a model's weights among those in its folder, `prefix`, in the order in which they are read.
 
     Raises:
-        UsageError: `file-missing` where there are none, or not all that its index names; `job-invalid` for an index
-            that is none.
+        UsageError: `file-missing` where there are none, or not all in the index; `job-invalid` for a bad index.
     """
     index = prefix + "model.safetensors.index.json"
     if index in names:

@@ -117,13 +117,9 @@ def _not_found(params: LoraParams) -> PlatformError:
 
 
 def attach(model: Any, params: LoraParams) -> Any:
-    """Freeze `model` and put an adapter on its target modules; adapter weights are float32.
+    """Freeze `model` and put an adapter on its target modules; raises `UsageError` where it has none of them.
 
-    Updates of the usual size vanish when they are added to weights in bfloat16, so only the frozen
-    base is kept in it.
-
-    Raises:
-        UsageError: `job-invalid` when the model has no such modules.
+    Adapter weights are float32: updates of the usual size vanish when they are added to weights in bfloat16.
     """
     model.name_or_path = model.config.name_or_path = params.base_name  # peft reads it there, not from its own argument
     config = LoraConfig(

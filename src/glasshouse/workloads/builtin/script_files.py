@@ -104,12 +104,9 @@ def _requirement(text: str) -> str:
 
 
 def pickle_hints(files: Mapping[str, bytes | str]) -> list[str]:
-    """Return lines such as ``train.py line 41: torch.save writes a pickle``, by file and line.
+    """Return lines such as ``train.py line 41: torch.save writes a pickle``, for Python files that parse.
 
     A hint is no verdict: a run refuses pickles by what is in its output folder.
-
-    Args:
-        files: contents by name; only Python files that parse are looked at.
     """
     return [hint for name in sorted(files) if name.endswith(".py") for hint in _hints(name, files[name])]
 

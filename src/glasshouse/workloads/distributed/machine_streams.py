@@ -142,11 +142,7 @@ class Stream:
 
 
 def call(connection: socket.socket, secret: bytes, *, own: int, machine: int, port: int) -> Stream:
-    """Prove this worker to another machine's, and have it prove itself.
-
-    Args:
-        own, machine: which machine this is, and which is called.
-        port: the listener on its loopback that is wanted.
+    """Prove this worker to another machine's, and have it prove itself, for the listener on its loopback at `port`.
 
     Raises:
         OSError, EOFError: it is away, or no worker of this group.
@@ -204,10 +200,7 @@ def _exactly(connection: socket.socket, count: int, until: float | None = None) 
 
 
 def _fill(connection: socket.socket, view: memoryview, until: float | None = None) -> None:
-    """Receive exactly as much.
-
-    Args:
-        until: when to give up (monotonic, s), however the bytes trickle in; None for never.
+    """Fill a buffer by a time (monotonic, s), however the bytes trickle in.
 
     Raises:
         EOFError: an end before that.

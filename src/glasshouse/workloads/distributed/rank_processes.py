@@ -27,13 +27,10 @@ _ENDING_S = 30.0
 
 
 def launch(server: PairServer, command: Sequence[str], count: int, *, max_restarts: int) -> Mapping[int, int]:
-    """Start the ranks, again if one fails and it is allowed, and wait for the last.
+    """Start the ranks, again if one fails and it is allowed, and wait for the last; raises `OSError`.
 
     Returns:
         the exit codes of those that failed in the last start, negative for a signal.
-
-    Raises:
-        OSError: no process can be started.
     """
     variables = {
         # A script may look at these two; no listener is behind them.

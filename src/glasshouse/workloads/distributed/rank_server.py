@@ -251,14 +251,10 @@ class RankServer(RankLinks):
 
 
 def first_message(connection: socket.socket, until: float | None) -> Json:
-    """Return the first message of a peer that has not proved itself, however it trickles in.
-
-    Args:
-        until: when to give up (monotonic, s); None for as long as it lives.
+    """Return the first message of a peer that has not proved itself, by a time (monotonic, s), however it trickles in.
 
     Raises:
-        EOFError: it sent no control message.
-        OSError, FormatError: nothing in time; no frame.
+        EOFError, OSError, FormatError: no control message; nothing in time; no frame.
     """
     decoder, received = frames.Decoder(), 0
     while received <= ranks.MAX_FRAME_BYTES:

@@ -44,10 +44,10 @@ _Exits: TypeAlias = Mapping[int, int]  # of the ranks that failed, on this machi
 
 
 class RankedScript:
-    """The workload `script` in `count` processes; `given` returns what each is handed, once the inputs are granted."""
+    """The workload `script` in `count` processes."""
 
-    def __init__(self, count: int, given: Callable[[], Given], channel: Channel) -> None:
-        self._count, self._given, self._channel = count, given, channel
+    def __init__(self, count: int, channel: Channel) -> None:
+        self._count, self._channel = count, channel
         self._inherit = not environment.sockets_open()
 
     def warm(self) -> None:
@@ -57,7 +57,7 @@ class RankedScript:
         else:
             import torch.distributed.launcher.api  # noqa: F401 - what the gate's decision leaves time for
 
-    def run(self, task: Task, params: script.ScriptParams, control: JobControl) -> Result:
+    def run(self, given: Given, task: Task, params: script.ScriptParams, control: JobControl) -> Result:
         """Lay the inputs out, start the ranks, and wait for the last.
 
         Raises:
@@ -65,7 +65,6 @@ class RankedScript:
             UsageError: as `script.prepare`.
         """
         script.prepare(task, params)
-        given = self._given()
         machines = given.machines
         if machines is not None:
             machines.start(partial(_end_without, task, self._channel))
@@ -175,12 +174,11 @@ def _rendezvous(machines: MachineGroup | None) -> dict[str, Any]:
 
 
 def first_reason(reported: list[Failure], exits: _Exits, count: int, *, first: int = 0) -> RunError:
-    """Return why a job of several ranks failed.
+    """Return why a job of `count` ranks failed, by those of this machine.
 
     Args:
-        reported: failures of ranks of this machine, in the order in which they were reported.
+        reported: their failures, in the order in which they were reported.
         exits: exit codes of those that failed; the others are ended by SIGTERM.
-        count: how many ranks the job has on all machines.
         first: the number in the job of this machine's first rank.
     """
     reporting = {failure.rank for failure in reported}

@@ -27,17 +27,21 @@ if TYPE_CHECKING:
 class Raw(Leg):
     """Inputs are a plain folder; SIGTERM and SIGINT stop the job."""
 
-    def __init__(self, kind: str, params: Path, inputs: Path, channel: Channel) -> None:
+    def __init__(self, kind: str, params: Path, inputs: Path, channel: Channel, *, ranked: bool) -> None:
         self.channel = channel
-        self._kind, self._params, self._inputs = kind, params, inputs
-        self._table: dict[str, Json] = {}
+        self._kind, self._params, self._inputs, self._ranked = kind, params, inputs, ranked
 
     def prepared(self) -> bool:
         return True
 
-    def granted(self) -> tuple[Inputs, Mapping[str, Json]] | None:
-        self._table = registry.canonical(self._kind, json.loads(self._params.read_text("utf-8")))
-        return FolderInputs(self._inputs), self._table
+    def granted(self) -> tuple[Inputs, Mapping[str, Json], Given | None]:
+        table = registry.canonical(self._kind, json.loads(self._params.read_text("utf-8")))
+        if not self._ranked:
+            return FolderInputs(self._inputs), table, None
+        from glasshouse.workloads.distributed.rank_server import Given
+
+        message: dict[str, Json] = {"inputs": str(self._inputs), "params": table}
+        return FolderInputs(self._inputs), table, Given(secret=os.urandom(SECRET_BYTES), message=message)
 
     def begin(self, control: JobControl) -> None:
         def stop(_number: int, _frame: object) -> None:
@@ -47,12 +51,6 @@ class Raw(Leg):
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
-
-    def for_ranks(self) -> Given:
-        from glasshouse.workloads.distributed.rank_server import Given
-
-        message: dict[str, Json] = {"inputs": str(self._inputs), "params": self._table}
-        return Given(secret=os.urandom(SECRET_BYTES), message=message)
 
 
 def run_raw(argv: Sequence[str]) -> int:
@@ -75,7 +73,8 @@ def run_raw(argv: Sequence[str]) -> int:
         with os.fdopen(events, "wb", buffering=0) as stream:
             channel = EventLines(stream, given.outputs.resolve())
             channel.send({"type": "ready", "pid": os.getpid()})
-            leg = Raw(given.workload, given.params.resolve(), given.inputs.resolve(), channel)
+            paths = given.params.resolve(), given.inputs.resolve()
+            leg = Raw(given.workload, *paths, channel, ranked=given.ranks is not None)
             workspace = given.workspace or scratch
             return run_worker(leg, given.workload, workspace, protected=False, ranks=given.ranks)
     finally:

@@ -45,15 +45,11 @@ class Leg(Protocol):
         """Wait until the work may be prepared; False when the run is over before it began."""
         ...
 
-    def granted(self) -> tuple[Inputs, Mapping[str, Json]] | None:
-        """Wait for the inputs and the parameters; None when the run is over before it began."""
+    def granted(self) -> tuple[Inputs, Mapping[str, Json], Given | None] | None:
+        """Wait for inputs, parameters and what each rank is handed; None when the run is over before it began."""
 
     def begin(self, control: JobControl) -> None:
         """Listen for `stop` from now on."""
-
-    def for_ranks(self) -> Given:
-        """Return what each rank is handed, once `granted`."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +72,6 @@ class Protected(Leg):
         self._link = AgentLink(socket.socket(fileno=descriptor))
         self.channel: Channel = self._link
         self._ranked = ranked
-        self._given: Given | None = None
 
     def prepared(self) -> bool:
         if self._link.receive().get("type") != "prepare":
@@ -85,7 +80,7 @@ class Protected(Leg):
         importlib.import_module("glasshouse.task.granted")
         return True
 
-    def granted(self) -> tuple[Inputs, Mapping[str, Json]] | None:
+    def granted(self) -> tuple[Inputs, Mapping[str, Json], Given | None] | None:
         from glasshouse.task.granted import GrantInputs
 
         message = self._link.receive()
@@ -96,28 +91,24 @@ class Protected(Leg):
         inputs = GrantInputs(secret=secret, secret_bytes=grant.bytes, package=package)
         if not self._ranked:
             os.close(secret)  # the mapping stays
-        elif inputs.group_secret is None:
+            return inputs, inputs.job, None
+        if inputs.group_secret is None:
             raise FormatError(Code.SCHEMA, "a grant without a secret for the ranks")
-        else:
-            from glasshouse.workloads.distributed.machine_group import MachineGroup
-            from glasshouse.workloads.distributed.rank_server import Given
+        from glasshouse.workloads.distributed.machine_group import MachineGroup
+        from glasshouse.workloads.distributed.rank_server import Given
 
-            group = None
-            if grant.machines is not None:
-                own = socket.socket(fileno=relay[0])
-                group = MachineGroup(own, inputs.group_secret, machine=grant.machine, machines=grant.machines)
-            self._given = Given(
-                secret=inputs.group_secret,
-                message={"bytes": grant.bytes},
-                descriptors=(secret, package),
-                closed_to_others=True,
-                machines=group,
-            )
-        return inputs, inputs.job
-
-    def for_ranks(self) -> Given:
-        assert self._given is not None  # noqa: S101 - `granted` has set it
-        return self._given
+        group = None
+        if grant.machines is not None:
+            own = socket.socket(fileno=relay[0])
+            group = MachineGroup(own, inputs.group_secret, machine=grant.machine, machines=grant.machines)
+        given = Given(
+            secret=inputs.group_secret,
+            message={"bytes": grant.bytes},
+            descriptors=(secret, package),
+            closed_to_others=True,
+            machines=group,
+        )
+        return inputs, inputs.job, given
 
     def begin(self, control: JobControl) -> None:
         self._link.listen(control.stop)
@@ -181,7 +172,7 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
     bytecode.allow_third_party()
     os.chdir(workspace)
     workload = registry.load(kind)
-    warm, run = workload.warm, workload.run
+    warm, run, ranked = workload.warm, workload.run, None
     if ranks is not None:
         from glasshouse.workloads.distributed.ranked_script import RankedScript
 
@@ -189,8 +180,8 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
             raise UsageError(
                 Code.JOB_INVALID, f"{kind} runs in one process: several ranks are for a script of your own"
             )
-        ranked = RankedScript(ranks, leg.for_ranks, leg.channel)
-        warm, run = ranked.warm, ranked.run
+        ranked = RankedScript(ranks, leg.channel)
+        warm = ranked.warm
     started = time.perf_counter_ns()
     warm()
     leg.channel.send({"type": "imported", "us": (time.perf_counter_ns() - started) // 1000})
@@ -198,7 +189,9 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
     granted = leg.granted()
     if granted is None:
         return None
-    inputs, table = granted
+    inputs, table, given = granted
+    if ranked is not None and given is not None:
+        run = partial(ranked.run, given)
     params = workload.Params.read(table)
     channel, waits = leg.channel, None
     if params.slots is not None and ranks is not None:
