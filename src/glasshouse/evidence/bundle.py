@@ -15,8 +15,6 @@ from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.jwt import MAX_TOKEN_BYTES
 from glasshouse.wire.record import Record, raw, text
 
-__all__ = ["BUNDLE_KIND", "MAX_BUNDLE_BYTES", "Bundle"]
-
 BUNDLE_KIND = "https://glasshouse.dev/receipt-bundle/v1"
 MAX_BUNDLE_BYTES = 1 << 20
 

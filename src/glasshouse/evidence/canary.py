@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Set
 from glasshouse.errors import Code, VerificationError
 from glasshouse.wire.canonical import Json, decode
 
-__all__ = ["check_canaries", "spellings"]
-
 # Anything shorter occurs in a digest by chance; it is compared with whole values only.
 _MIN_BYTES = 8
 

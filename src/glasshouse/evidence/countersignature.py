@@ -15,16 +15,6 @@ from glasshouse.wire.record import APART, Id, Record, Sha256, integer
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 
-__all__ = [
-    "COUNTERSIGNED_RECEIPT_TYPE",
-    "MAX_COUNTERSIGNATURE_BYTES",
-    "CountersignedReceipt",
-    "ReceiptAnswer",
-    "ReceiptSubmission",
-    "SignedReceiptRefusedError",
-    "countersign_receipt",
-]
-
 COUNTERSIGNED_RECEIPT_TYPE = "application/vnd.glasshouse.countersigned-receipt+json"
 MAX_COUNTERSIGNATURE_BYTES = 4096
 MAX_DELEGATION_BYTES = 4096
@@ -146,14 +136,10 @@ class ReceiptSubmission:
     """What the runtime sends to have its receipt countersigned: the body of ``POST /v1/receipt``.
 
     Law: ``ReceiptSubmission.parse(s.encode()) == s``.
-
-    Attributes:
-        receipt: the signed receipt's bytes; `parse` has **not** looked into them.
-        head: the signed final head's bytes, by which the broker finds the run.
     """
 
-    receipt: bytes
-    head: bytes
+    receipt: bytes  # the signed receipt's bytes; `parse` has **not** looked into them
+    head: bytes  # the signed final head's bytes, by which the broker finds the run
 
     def encode(self) -> bytes:
         return b"".join((_HEAD, self.head, _RECEIPT, self.receipt, b"}"))

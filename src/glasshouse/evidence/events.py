@@ -19,8 +19,6 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import MAX_INTEGER, Json
 from glasshouse.wire.states import Outcome, State
 
-__all__ = ["BODIES", "MAX_EVENT_BYTES", "Event", "EventType", "ProbeResult", "is_loss"]
-
 MAX_EVENT_BYTES = 4096
 LOG_VERSION = 1
 
@@ -132,22 +130,15 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fal
 class Event:
     """Something that happened.
 
-    Attributes:
-        sequence: position in the log, from 0.
-        time_us: microseconds since the epoch by the runtime's clock.
-        state: of the run, after this event.
-        type: what kind of thing.
-        body: as `BODIES` says for the type.
-
     Raises:
         FormatError: `schema-invalid` on construction from anything else.
     """
 
-    sequence: int
-    time_us: int
-    state: State
-    type: EventType
-    body: Mapping[str, Json]
+    sequence: int  # position in the log, from 0
+    time_us: int  # microseconds since the epoch by the runtime's clock
+    state: State  # of the run, after this event
+    type: EventType  # what kind of thing
+    body: Mapping[str, Json]  # as `BODIES` says for the type
 
     def __post_init__(self) -> None:
         if not (_integer(self.sequence) and _integer(self.time_us)):

@@ -20,22 +20,6 @@ from glasshouse.wire.record import Codec, Id, Record, Sha256, integer, items, oc
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 
-__all__ = [
-    "COUNTERSIGNED_HEAD_TYPE",
-    "HEAD_TYPE",
-    "MAX_COUNTERSIGNED_HEAD_BYTES",
-    "MAX_HEAD_BYTES",
-    "CountersignedHead",
-    "Head",
-    "HeadSubmission",
-    "Proof",
-    "check_signed",
-    "claimed_head",
-    "claimed_in",
-    "countersign",
-    "signed",
-]
-
 HEAD_TYPE = "application/vnd.glasshouse.head+json"
 COUNTERSIGNED_HEAD_TYPE = "application/vnd.glasshouse.countersigned-head+json"
 MAX_HEAD_BYTES = 2048
@@ -105,18 +89,12 @@ class CountersignedHead:
     """A signed head that the broker has countersigned: self-contained, one line of `heads.log`.
 
     Law: ``CountersignedHead.parse(c.encode(), ...) == c``.
-
-    Attributes:
-        head: what was countersigned.
-        envelope: the broker's envelope, with the runtime's within.
-        previous_size: of the last head that this one was found consistent with; 0 for the first.
-        time_us: by the broker's clock.
     """
 
-    head: Head
-    envelope: Envelope
-    previous_size: int
-    time_us: int
+    head: Head  # what was countersigned
+    envelope: Envelope  # the broker's envelope, with the runtime's within
+    previous_size: int  # of the last head that this one was found consistent with; 0 for the first
+    time_us: int  # by the broker's clock
 
     def encode(self) -> bytes:
         return self.envelope.encode()

@@ -18,8 +18,6 @@ from glasshouse.wire.merkle import Tree, leaf_hash
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
 
-__all__ = ["EventLog", "VerifiedLog", "read_lines", "verify_heads", "verify_log"]
-
 
 class EventLog:
     """The log as its one writer, the agent, keeps it. Begins with the start event.
@@ -128,31 +126,19 @@ class EventLog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiedLog:
-    """What a log says once it is known to be the one that its head names.
+    """What a log says once it is known to be the one that its head names."""
 
-    Attributes:
-        head: the head that it was checked against.
-        outcome, code: how the run ended; None in a log whose run had not ended.
-        kept: the digest, output, segment and probe events, in order.
-        tree: of all its leaves.
-        states: (size, state) after every transition.
-        done: unit and count of the last progress; None in a log without any.
-        from_us, to_us: of the first and last event, by its own clock.
-        ran_us: how long the run was `running`, by its own clock.
-        silent_us: how much of that came after the last progress; all of it in a log without any.
-    """
-
-    head: Head
-    outcome: Outcome | None
+    head: Head  # the head that it was checked against
+    outcome: Outcome | None  # how the run ended; None in a log whose run had not ended
     code: Code | None
-    kept: tuple[Event, ...]
-    tree: Tree
-    states: tuple[tuple[int, State], ...]
-    done: tuple[str, int] | None
-    from_us: int
+    kept: tuple[Event, ...]  # the digest, output, segment and probe events, in order
+    tree: Tree  # of all its leaves
+    states: tuple[tuple[int, State], ...]  # (size, state) after every transition
+    done: tuple[str, int] | None  # unit and count of the last progress; None in a log without any
+    from_us: int  # of the first and last event, by its own clock
     to_us: int
-    ran_us: int
-    silent_us: int
+    ran_us: int  # how long the run was `running`, by its own clock
+    silent_us: int  # how much of that came after the last progress; all of it in a log without any
 
     def of(self, kind: EventType) -> tuple[Event, ...]:
         """Return the kept events of one type."""

@@ -44,16 +44,6 @@ from glasshouse.wire.record import (
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
 
-__all__ = [
-    "CLOCK_LEEWAY_US",
-    "LIFECYCLE",
-    "MAX_RECEIPT_BYTES",
-    "PREDICATE_TYPE",
-    "RECEIPT_TYPE",
-    "Lifecycle",
-    "Receipt",
-]
-
 RECEIPT_TYPE = "application/vnd.in-toto+json"
 PREDICATE_TYPE = "https://glasshouse.dev/receipt/v1"
 MAX_RECEIPT_BYTES = 240 * 1024  # fits, with its head, into the gate's 256 KiB

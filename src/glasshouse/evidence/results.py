@@ -14,25 +14,6 @@ from glasshouse.evidence.events import ProbeResult, is_loss
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.record import Codec, Member, Record, Sha256, choice, items, raw, text
 
-__all__ = [
-    "MAX_OUTPUTS",
-    "PROBES",
-    "REQUIRED_PROBES",
-    "STATEMENT_TYPE",
-    "WEIGHTS",
-    "Class",
-    "Kind",
-    "Loss",
-    "Output",
-    "Probe",
-    "ProbeName",
-    "Statement",
-    "Unit",
-    "Work",
-    "manifest_subject",
-    "sealed_name",
-]
-
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 MAX_OUTPUTS = 400
 

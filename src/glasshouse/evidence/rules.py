@@ -13,8 +13,6 @@ from glasshouse.evidence.events import Event, EventType
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.states import Outcome, State, is_legal
 
-__all__ = ["MAX_EVENTS", "PROGRESS_US", "Rules"]
-
 MAX_EVENTS = 1 << 22
 # The least time between two reports of progress, in microseconds.
 PROGRESS_US = 1_000_000

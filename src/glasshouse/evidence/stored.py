@@ -20,8 +20,6 @@ from glasshouse.wire.merkle import leaf_hash, verify_inclusion
 from glasshouse.wire.record import Codec, Member, Record, Sha256, integer, octets, text
 from glasshouse.wire.states import State
 
-__all__ = ["ANY_NAME", "LOG_NAME", "MAX_PART_BYTES", "MAX_STORE_BYTES", "RECEIPT_NAME", "StoredPart"]
-
 MAX_STORE_BYTES = 256 * 1024
 MAX_PART_BYTES = 176 * 1024
 LOG_NAME = "events.log"

@@ -18,8 +18,6 @@ from glasshouse.package.layout import chunk_count, stream_cipher
 from glasshouse.package.streams import Positioned, as_bytes, write_all
 from glasshouse.wire.aead import TAG_BYTES, Suite, zero
 
-__all__ = ["AssetReader"]
-
 
 class AssetReader:
     """Random and sequential access to one asset. Safe to share between threads; reads take turns.

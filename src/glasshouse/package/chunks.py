@@ -14,8 +14,6 @@ from glasshouse.package.layout import chunk_count, stream_binding, stream_nonce
 from glasshouse.package.streams import Positioned
 from glasshouse.wire.aead import TAG_BYTES, Suite
 
-__all__ = ["SealedAsset"]
-
 
 class SealedAsset:
     """An asset's chunks, and what opens them. Holds the asset's key.

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 from typing import Protocol
 
-__all__ = ["DIGEST_NAMES", "ContentHash", "content_hash"]
-
 DIGEST_NAMES = {1: "sha256", 2: "blake3"}
 """The member of the index that holds an asset's digest, 32 bytes, in each version of the format."""
 

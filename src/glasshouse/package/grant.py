@@ -19,8 +19,6 @@ from glasshouse.wire.canonical import Json
 from glasshouse.wire.group import SECRET_BYTES
 from glasshouse.wire.record import APART, LEFT_OUT, Record, Sha256, digest, fixed, integer, items, octets, raw
 
-__all__ = ["LENGTH_BYTES", "MAX_GRANT_BYTES", "Grant", "grant"]
-
 LENGTH_BYTES = 8
 # An index entry grows by its id, its offset and its key.
 MAX_GRANT_BYTES = LENGTH_BYTES + MAX_INDEX_BYTES + MAX_ASSETS * 128

@@ -17,8 +17,6 @@ from glasshouse.package.paths import check_paths
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.record import choice, digest, fixed, integer, items, raw
 
-__all__ = ["INDEX_ID", "MAX_ASSETS", "Entry", "Index", "find"]
-
 INDEX_ID = 0
 MAX_ASSETS = 1 << 14
 FORMATS = {version: f"glasshouse-index/{version}" for version in VERSIONS}
@@ -52,21 +50,13 @@ _LAYOUTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One asset.
+    """One asset."""
 
-    Attributes:
-        id: its number in the package, from 1.
-        path: relative, with `/` between components.
-        bytes: plaintext length.
-        digest: of the plaintext, 32 bytes, by the hash of the package's version (`content`).
-        offset: where its first sealed chunk begins in the file.
-    """
-
-    id: int
-    path: str
-    bytes: int
-    digest: Digest
-    offset: int
+    id: int  # its number in the package, from 1
+    path: str  # relative, with `/` between components
+    bytes: int  # plaintext length
+    digest: Digest  # of the plaintext, 32 bytes, by the hash of the package's version (`content`)
+    offset: int  # where its first sealed chunk begins in the file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,16 +64,11 @@ class Index:
     """What is inside a package.
 
     Law: ``Index.parse(i.encode(), …) == i`` with the same chunk size and asset offset, and the reverse.
-
-    Attributes:
-        job: the workload's parameters, canonical JSON (no floats).
-        assets: in ascending order of their paths' UTF-8 bytes.
-        version: of the package format, as in the header.
     """
 
-    job: dict[str, Json]
-    assets: tuple[Entry, ...]
-    version: int
+    job: dict[str, Json]  # the workload's parameters, canonical JSON (no floats)
+    assets: tuple[Entry, ...]  # in ascending order of their paths' UTF-8 bytes
+    version: int  # of the package format, as in the header
 
     @classmethod
     def of(

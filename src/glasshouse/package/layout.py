@@ -15,28 +15,6 @@ from glasshouse.errors import Code, FormatError, PackageError
 from glasshouse.wire.aead import MAX_CHUNKS, PREFIX_BYTES, TAG_BYTES, ChunkCipher, Suite, chunk_nonce
 from glasshouse.wire.kdf import derive, sha256
 
-__all__ = [
-    "DEFAULT_CHUNK_BYTES",
-    "HEADER_BYTES",
-    "MAX_ASSETS_BYTES",
-    "MAX_ENVELOPE_BYTES",
-    "MAX_INDEX_BYTES",
-    "SUITE_CODES",
-    "VERSION",
-    "VERSIONS",
-    "Header",
-    "asset_key",
-    "check_chunk_bytes",
-    "check_commitment",
-    "check_package_id",
-    "chunk_count",
-    "key_commitment",
-    "sealed_size",
-    "stream_binding",
-    "stream_cipher",
-    "stream_nonce",
-]
-
 MAGIC = b"\x89GHS\r\n\x1a\n"  # in the manner of PNG: a transfer that rewrites line ends or bit 7 breaks it
 VERSION = 2  # what is written
 VERSIONS = (1, 2)  # what is read
@@ -60,27 +38,16 @@ _NO_PREFIX = bytes(PREFIX_BYTES)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
-    """The first 84 bytes of a package; their SHA-256 is bound to every chunk.
+    """The first 84 bytes of a package; their SHA-256 is bound to every chunk."""
 
-    Attributes:
-        version: of the format: 1 or 2; they differ in the hash of the assets' digests (`content`).
-        suite: the bulk cipher.
-        chunk_bytes: plaintext bytes of every chunk but an asset's last.
-        package_id: 16 random bytes as hex.
-        key_commitment: what `key_commitment` gives for the package key.
-        envelope_bytes: length of the signed manifest.
-        index_bytes: length of the sealed index.
-        assets_bytes: length of all sealed assets together.
-    """
-
-    version: int
-    suite: Suite
-    chunk_bytes: int
-    package_id: str
-    key_commitment: bytes
-    envelope_bytes: int
-    index_bytes: int
-    assets_bytes: int
+    version: int  # of the format: 1 or 2; they differ in the hash of the assets' digests (`content`)
+    suite: Suite  # the bulk cipher
+    chunk_bytes: int  # plaintext bytes of every chunk but an asset's last
+    package_id: str  # 16 random bytes as hex
+    key_commitment: bytes  # what `key_commitment` gives for the package key
+    envelope_bytes: int  # length of the signed manifest
+    index_bytes: int  # length of the sealed index
+    assets_bytes: int  # length of all sealed assets together
 
     def encode(self) -> bytes:
         return _FIELDS.pack(

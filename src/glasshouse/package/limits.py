@@ -9,8 +9,6 @@ from typing import Annotated
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.record import LEFT_OUT, Member, Record, integer
 
-__all__ = ["DEFAULT_BYTES", "MAX_BYTES", "MAX_COUNT", "OutputLimits"]
-
 MAX_COUNT = 256
 MAX_BYTES = 1 << 44
 DEFAULT_BYTES = 64 << 30

@@ -24,8 +24,6 @@ from glasshouse.wire.record import Codec, Id, Member, Record, Sha256, choice, it
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.workloads import WORKLOADS
 
-__all__ = ["MANIFEST_TYPE", "MAX_RECIPIENTS", "Manifest", "parse_signed"]
-
 MANIFEST_TYPE = "application/vnd.glasshouse.manifest+json"
 FORMATS = {version: f"glasshouse-package/{version}" for version in VERSIONS}
 MAX_RECIPIENTS = 8

@@ -18,17 +18,6 @@ from glasshouse.wire.aead import KEY_BYTES, PREFIX_BYTES, ChunkCipher, Suite, ze
 from glasshouse.wire.kdf import derive, lengths_prefixed, sha256
 from glasshouse.wire.record import Id, Record, Sha256, digest_text, fixed, items, octets
 
-__all__ = [
-    "MAX_NAME_BYTES",
-    "PRIVATE_BYTES",
-    "SALT_BYTES",
-    "OutputHeader",
-    "OutputKind",
-    "commitment",
-    "read_private",
-    "wrap",
-]
-
 MAGIC = b"\x89GHO\r\n\x1a\n"
 LENGTH_BYTES = 4
 MAX_HEADER_BYTES = 1 << 15

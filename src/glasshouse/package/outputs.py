@@ -36,27 +36,16 @@ Digest: TypeAlias = bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SealedOutput:
-    """What a finished output is, for the log and the receipt.
+    """What a finished output is, for the log and the receipt."""
 
-    Attributes:
-        name: as the worker called it; not for the public artifact.
-        kind: what it is.
-        sequence: its number among the run's outputs, or among its log segments.
-        bytes: plaintext length.
-        sha256: digest of the plaintext; goes to no disk.
-        plain_hmac: of that digest, under the salt that is sealed with the output.
-        sealed_sha256: digest of the sealed file.
-        sealed_bytes: length of the sealed file.
-    """
-
-    name: str
-    kind: OutputKind
-    sequence: int
-    bytes: Size
-    sha256: Digest
-    plain_hmac: Digest
-    sealed_sha256: Digest
-    sealed_bytes: Size
+    name: str  # as the worker called it; not for the public artifact
+    kind: OutputKind  # what it is
+    sequence: int  # its number among the run's outputs, or among its log segments
+    bytes: Size  # plaintext length
+    sha256: Digest  # digest of the plaintext; goes to no disk
+    plain_hmac: Digest  # of that digest, under the salt that is sealed with the output
+    sealed_sha256: Digest  # digest of the sealed file
+    sealed_bytes: Size  # length of the sealed file
 
 
 class OutputSealer:

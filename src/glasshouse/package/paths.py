@@ -7,8 +7,6 @@ from collections.abc import Iterable
 
 from glasshouse.errors import Code, PackageError
 
-__all__ = ["MAX_PATH_BYTES", "check_path", "check_paths", "folded"]
-
 MAX_PATH_BYTES = 1024
 MAX_COMPONENT_BYTES = 255
 

@@ -13,8 +13,6 @@ from typing import NoReturn, Protocol, TypeAlias
 
 from glasshouse.errors import Code, FormatError
 
-__all__ = ["DTYPE_BYTES", "MAX_HEADER_BYTES", "MAX_TENSORS", "Layout", "Readable", "TensorSpan"]
-
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 1 << 22
 MAX_TENSORS = 1 << 15
@@ -44,34 +42,21 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpan:
-    """One tensor of a file.
+    """One tensor of a file."""
 
-    Attributes:
-        name: its name in the model.
-        dtype: a key of `DTYPE_BYTES`.
-        shape: its dimensions; empty for a scalar.
-        offset: its first byte, from the beginning of the file.
-        bytes: its length.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    bytes: Size
+    name: str  # its name in the model
+    dtype: str  # a key of `DTYPE_BYTES`
+    shape: tuple[int, ...]  # its dimensions; empty for a scalar
+    offset: int  # its first byte, from the beginning of the file
+    bytes: Size  # its length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """The tensors of one file, in the order of their bytes, and the free-form metadata.
+    """The tensors of one file, in the order of their bytes, and the free-form metadata."""
 
-    Attributes:
-        tensors: without hole or overlap up to the end of the file.
-        metadata: text to text, as the file says; its writer chose it.
-    """
-
-    tensors: tuple[TensorSpan, ...]
-    metadata: dict[str, str]
+    tensors: tuple[TensorSpan, ...]  # without hole or overlap up to the end of the file
+    metadata: dict[str, str]  # text to text, as the file says; its writer chose it
 
     @classmethod
     def parse(cls, reader: Readable) -> Layout:

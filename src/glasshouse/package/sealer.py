@@ -20,8 +20,6 @@ from glasshouse.package.layout import Header, asset_key, chunk_count, stream_cip
 from glasshouse.package.streams import write_all
 from glasshouse.wire.aead import TAG_BYTES, ChunkCipher, zero
 
-__all__ = ["Progress", "Sealer", "Source"]
-
 Size: TypeAlias = int
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -32,17 +30,11 @@ _BUFFERS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """One file to be sealed.
+    """One file to be sealed."""
 
-    Attributes:
-        path: its name in the package.
-        bytes: its length; a source that turns out shorter or longer is refused.
-        open: returns the content as a binary stream; called once, closed by the writer.
-    """
-
-    path: str
-    bytes: Size
-    open: Callable[[], BinaryIO]
+    path: str  # its name in the package
+    bytes: Size  # its length; a source that turns out shorter or longer is refused
+    open: Callable[[], BinaryIO]  # returns the content as a binary stream; called once, closed by the writer
 
 
 class Sealer:

@@ -9,8 +9,6 @@ from typing import BinaryIO
 
 from glasshouse.errors import Code, PackageError
 
-__all__ = ["Positioned", "as_bytes", "size_of", "write_all"]
-
 
 class Positioned:
     """Reads at offsets of a seekable stream, into the caller's buffer.

@@ -36,15 +36,10 @@ __all__ = ["SealedManifest", "Source", "write"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SealedManifest:
-    """What `write` made.
+    """What `write` made."""
 
-    Attributes:
-        envelope: the signed manifest, as it stands in the package.
-        manifest: the same, parsed.
-    """
-
-    envelope: bytes
-    manifest: Manifest
+    envelope: bytes  # the signed manifest, as it stands in the package
+    manifest: Manifest  # the same, parsed
 
 
 def write(

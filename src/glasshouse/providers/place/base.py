@@ -8,8 +8,6 @@ from typing import Protocol
 
 from glasshouse.providers.protocol.order import Order
 
-__all__ = ["Place", "Placed", "Way"]
-
 
 class Way(Protocol):
     """How a command is run on a machine; `SshHost` is one."""

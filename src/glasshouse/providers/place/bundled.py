@@ -18,8 +18,6 @@ from glasshouse.errors import Code, PeerError, PlatformError, UsageError
 from glasshouse.providers.place.hints import hint_of
 from glasshouse.providers.serve import unpack
 
-__all__ = ["digest_of", "install"]
-
 _MARK = "glasshouse-bundle"
 _LINE_BYTES, _LINES = 4096, 256
 _FROM = re.compile("[0-9]{1,10}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ELSE", "SILENT", "hint_of"]
-
 _PYTHON = "name an interpreter of that machine that has it: glasshouse machine add --python"
 _OVER = (
     "the job is over, and nothing runs there any more: submit another; for a run that it had: glasshouse stop --give-up"

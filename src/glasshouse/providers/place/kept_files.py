@@ -11,8 +11,6 @@ from glasshouse.errors import Code, PeerError
 from glasshouse.providers.protocol.messages import is_file_name
 from glasshouse.providers.serve.runs import numbered
 
-__all__ = ["KeptFiles"]
-
 _PIECE_BYTES = 256 << 10
 # Of one run, together: a sealed log that fills its share has fewer.
 _MOST_FILES = 1 << 18

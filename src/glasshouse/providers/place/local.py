@@ -16,8 +16,6 @@ from glasshouse.providers.protocol.order import Order
 from glasshouse.providers.serve.facts import free_addresses
 from glasshouse.providers.serve.runs import Run
 
-__all__ = ["LocalPlace", "LocalPlaced"]
-
 _LOOK_S = 0.1
 
 

@@ -27,8 +27,6 @@ from glasshouse.providers.protocol.link import Link, Message
 from glasshouse.providers.protocol.messages import ASKS, FIRST_CALL, GREETING, VERSION, message, read_message
 from glasshouse.wire.canonical import Json
 
-__all__ = ["ANSWER_S", "PlaceChannel"]
-
 # For an answer to anything that a place does at once; a line that is slow, or down for a moment, takes some of it.
 ANSWER_S = 30.0
 _GREETING_S = 30.0

@@ -19,8 +19,6 @@ from glasshouse.providers.place.sent_file import digest_of
 from glasshouse.providers.protocol.order import Order
 from glasshouse.providers.serve.runs import numbered
 
-__all__ = ["RemotePlaced"]
-
 T = TypeVar("T")
 
 _LOOK_MS = 20_000

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import blake3
 
-__all__ = ["SENT_AT_ONCE", "digest_of", "pass_on"]
-
 SENT_AT_ONCE = 1 << 20
 _COPIED_AT_ONCE = 64 << 10
 

@@ -18,8 +18,6 @@ from glasshouse.providers.place.base import Way
 from glasshouse.providers.place.ssh_host import SshHost
 from glasshouse.providers.serve import node
 
-__all__ = ["NODE_FOLDER", "SlurmNode", "batch_script", "login_of"]
-
 # Where places are made on a node: on its own disk, for what lies in a home is seen by every node.
 NODE_FOLDER = "/tmp"  # noqa: S108 - below it the folder is made new, and for this user alone
 _URL = re.compile(r"slurm://(?P<login>[^/]*)/(?P<job>[1-9][0-9]{0,18})/(?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,252})/?")
@@ -68,18 +66,12 @@ class SlurmNode:
     """One node of a job that runs `batch_script`.
 
     No host key is needed for it: between login node and node the site vouches, with munge; and nothing rests on it.
-
-    Attributes:
-        login: where `srun` is run.
-        job: the job's number.
-        node: its name in Slurm.
-        folder: as of `batch_script`.
     """
 
-    login: Way
-    job: int
-    node: str
-    folder: str = NODE_FOLDER
+    login: Way  # where `srun` is run
+    job: int  # the job's number
+    node: str  # its name in Slurm
+    folder: str = NODE_FOLDER  # as of `batch_script`
 
     @classmethod
     def parse(cls, url: str, *, options: tuple[str, ...] = ()) -> SlurmNode:

@@ -21,8 +21,6 @@ from glasshouse.providers.protocol.messages import Hello
 from glasshouse.providers.serve.keeper import LOG
 from glasshouse.wire.canonical import Json
 
-__all__ = ["SshPlace"]
-
 T = TypeVar("T")
 
 _CONNECT_S = 10

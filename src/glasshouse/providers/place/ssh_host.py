@@ -14,8 +14,6 @@ from pathlib import Path
 
 from glasshouse.errors import Code, UsageError
 
-__all__ = ["SshHost", "file_option"]
-
 _URL = re.compile(
     r"ssh://(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})@)?"
     r"(?P<host>[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>[0-9]{1,5}))?/?"

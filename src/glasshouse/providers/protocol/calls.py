@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from glasshouse.providers.protocol.link import Link
 from glasshouse.providers.protocol.messages import message
 
-__all__ = ["MAX_CALLS", "Calls"]
-
 MAX_CALLS = 16
 _READ_BYTES = 1 << 16
 # Evidence, an answer with its head, and as much again.

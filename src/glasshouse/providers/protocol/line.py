@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 from glasshouse.providers.protocol.order import RelayOrder, gate_address
 
-__all__ = ["GateLine", "Relay"]
-
 _CONNECT_S = 10.0
 # A call that lies still for so long has been given up by its runtime.
 _STILL_S = 60.0

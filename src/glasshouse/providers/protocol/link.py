@@ -13,8 +13,6 @@ from glasshouse.errors import Code, FormatError, PeerError
 from glasshouse.wire import frames
 from glasshouse.wire.canonical import Json
 
-__all__ = ["MAX_DATA_BYTES", "Link", "Message"]
-
 _STREAM_BYTES = 4
 MAX_DATA_BYTES = frames.MAX_PAYLOAD_BYTES - _STREAM_BYTES
 _READ_BYTES = 1 << 20

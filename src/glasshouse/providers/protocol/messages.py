@@ -27,23 +27,6 @@ from glasshouse.wire.record import (
     text,
 )
 
-__all__ = [
-    "ASKS",
-    "FIRST_CALL",
-    "GREETING",
-    "MAX_MACHINES",
-    "MAX_MESSAGE_CHARS",
-    "MAX_RUNS",
-    "MAX_VERSIONS",
-    "VERSION",
-    "Ask",
-    "Hello",
-    "is_file_name",
-    "message",
-    "read_message",
-    "read_request",
-]
-
 GREETING, VERSION = "glasshouse-place", 1
 FIRST_CALL = 1 << 31
 MAX_MACHINES = 64

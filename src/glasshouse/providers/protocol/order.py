@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from glasshouse.errors import Code, UsageError
 
-__all__ = ["Order", "RelayOrder", "gate_address"]
-
 _URL = re.compile(r"https://([A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?/?")
 _HTTPS = 443
 

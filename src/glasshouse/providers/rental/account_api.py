@@ -23,8 +23,6 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.providers.rental.provider import UncertainError
 
-__all__ = ["Api", "ApiAnswer"]
-
 _TIMEOUT_S = 30.0
 _MAX_BYTES = 16 << 20
 _LASTS = (False, False, False, False, True)  # five tries

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from glasshouse.providers.rental.provider import Provider
 
-__all__ = ["ACCOUNTS", "PROVIDERS", "ProviderAccount"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderAccount:

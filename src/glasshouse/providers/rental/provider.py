@@ -14,8 +14,6 @@ from typing import Protocol
 
 from glasshouse.errors import Code, PeerError
 
-__all__ = ["Offer", "Options", "Provider", "Rented", "RentedState", "Start", "UncertainError"]
-
 
 class UncertainError(PeerError):
     """A machine was asked for, and whether it was made, or is gone again, is not known.

@@ -14,8 +14,6 @@ from glasshouse.errors import Code, PeerError, PlatformError, UsageError
 from glasshouse.providers.rental.account_api import Api
 from glasshouse.providers.rental.provider import Offer, Options
 
-__all__ = ["OUTPUT_BYTES", "RestProvider", "number", "shown", "unexpected", "unknown", "words"]
-
 OUTPUT_BYTES = 64 << 10
 
 

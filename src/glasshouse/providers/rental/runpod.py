@@ -23,8 +23,6 @@ from glasshouse.providers.rental.rest import OUTPUT_BYTES, RestProvider, cheapes
 from glasshouse.providers.rental.rest import number as number_or_none
 from glasshouse.providers.rental.start_script import start_script
 
-__all__ = ["RunPod"]
-
 _API = "version 2 of RunPod's interface"
 _CLOUDS = ("SECURE", "COMMUNITY")
 _CPU = "CPU"

@@ -17,8 +17,6 @@ from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, U
 from glasshouse.providers.place.slurm_node import NODE_FOLDER, batch_script, login_of
 from glasshouse.providers.rental.provider import Offer, Options, Rented, RentedState, Start, UncertainError
 
-__all__ = ["Slurm"]
-
 _CONNECT_S, _ANSWER_S = 10, 60.0
 _MOST_CHARS = 64 << 10
 _GPUS = re.compile(r"gpu:(?:([A-Za-z][^:(,]*):)?([0-9]+)")

@@ -13,8 +13,6 @@ import shlex
 from glasshouse.providers.rental.provider import Start
 from glasshouse.providers.serve.keeper import RENTED, STORED
 
-__all__ = ["NO_SSHD", "READY", "host_key", "start_script", "started_anew"]
-
 READY, NO_SSHD = "glasshouse-host-key", "glasshouse-no-sshd"
 _KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/]{68}")
 _SCRIPT = """\

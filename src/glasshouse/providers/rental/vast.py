@@ -27,8 +27,6 @@ from glasshouse.providers.rental.rest import OUTPUT_BYTES, RestProvider, cheapes
 from glasshouse.providers.rental.start_script import start_script
 from glasshouse.providers.rental.vast_rows import PORT, kinds_of, offer_of, rented_of
 
-__all__ = ["Vast"]
-
 _MOST_OFFERS = 64  # one search returns no more
 _PAGE_PAUSE_S = 1.1  # a listing may be asked once a second
 _MOST_PAGES = 100

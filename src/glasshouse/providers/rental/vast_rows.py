@@ -11,8 +11,6 @@ from typing import Any
 from glasshouse.providers.rental.provider import Offer, Options, Rented, RentedState
 from glasshouse.providers.rental.rest import number, shown, unexpected, unknown, words
 
-__all__ = ["PORT", "kinds_of", "offer_of", "rented_of"]
-
 PORT = 2222  # of a machine's sshd, within
 _BRANDS = {"nvidia", "geforce", "tesla"}
 # "If actual_status becomes exited, unknown, or offline it will never reach running": the description's own words.

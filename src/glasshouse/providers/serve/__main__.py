@@ -10,8 +10,6 @@ from pathlib import Path
 from glasshouse.errors import ExitCode, GlasshouseError
 from glasshouse.providers.serve.server import OWN_FOLDER, serve
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str]) -> int:
     """``python -m glasshouse.providers.serve FOLDER NONCE``; the folder ``-`` is in the user's own data folder."""

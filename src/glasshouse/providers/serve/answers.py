@@ -17,8 +17,6 @@ from glasshouse.providers.serve.runs import Runs
 from glasshouse.providers.serve.uploads import Uploads
 from glasshouse.wire.canonical import Json, encode
 
-__all__ = ["Answers"]
-
 # A page ends behind the name that passes this; the longest name still fits into a message then.
 _PAGE_BYTES = 48 << 10
 

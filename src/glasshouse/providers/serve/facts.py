@@ -22,8 +22,6 @@ from glasshouse.providers.protocol.messages import Hello
 from glasshouse.providers.serve.keeper import boot
 from glasshouse.wire.canonical import Json
 
-__all__ = ["examine", "free_addresses", "hello", "installed", "measure", "reached_at"]
-
 _CHILD_S = 60.0
 _EXAMINE = (
     "import json; from glasshouse.runtime.run.doctor import examine;"

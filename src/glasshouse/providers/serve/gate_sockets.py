@@ -15,8 +15,6 @@ from glasshouse.errors import PlatformError
 from glasshouse.providers.protocol.calls import MAX_CALLS
 from glasshouse.providers.serve.runs import own_folder
 
-__all__ = ["GateSockets"]
-
 # What a socket's address holds, less the end that makes it a string.
 _MAX_PATH_BYTES = 107
 _NAMED = "sockets"

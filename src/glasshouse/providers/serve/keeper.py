@@ -23,20 +23,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "ENDED",
-    "KEEPER",
-    "LOG",
-    "ORDER",
-    "RENTED",
-    "SCRATCH",
-    "STORED",
-    "boot",
-    "main",
-    "relay_of",
-    "started_ticks",
-]
-
 KEEPER, ENDED, LOG, ORDER, SCRATCH = "keeper.json", "ended", "runtime.log", "order.json", "empty"
 # In the home of a rented machine's user: the nonce that its start command leaves; and the same, once what its run left
 # is at the gate (`storing`).

@@ -27,8 +27,6 @@ from glasshouse.providers.protocol.order import Order
 from glasshouse.providers.serve.keeper import ENDED, KEEPER, LOG, ORDER, SCRATCH, boot, relay_of, started_ticks
 from glasshouse.providers.serve.node import NODE
 
-__all__ = ["MOST_FILES", "OUT", "RUN", "Run", "Runs", "numbered", "own_folder"]
-
 RUN = re.compile(r"[0-9a-f]{32}")
 _PACKAGE, OUT = "package.sealed", "out"
 MOST_FILES = 500

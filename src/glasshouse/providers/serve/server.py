@@ -41,8 +41,6 @@ from glasshouse.providers.serve.runs import MOST_FILES, Runs, numbered, own_fold
 from glasshouse.providers.serve.uploads import Upload, Uploads
 from glasshouse.wire.canonical import Json
 
-__all__ = ["OWN_FOLDER", "PlaceServer", "serve"]
-
 OWN_FOLDER = "-"
 
 _NONCE = re.compile(r"[0-9a-f]{16,64}")

@@ -28,11 +28,9 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.providers.protocol.line import GateLine
 from glasshouse.providers.serve.keeper import ENDED, ORDER, RENTED, STORED, relay_of
 from glasshouse.providers.serve.runs import OUT, RUN
+from glasshouse.wire.base64url import b64encode
 from glasshouse.wire.canonical import Json, decode, encode
-from glasshouse.wire.fields import b64encode
 from glasshouse.wire.merkle import Tree, leaf_hash
-
-__all__ = ["Storing", "let_machine_end", "main"]
 
 PART_BYTES = 176 * 1024
 LOOK_S, LONGEST_S = 2.0, 60.0

@@ -19,8 +19,6 @@ import blake3
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.providers.serve.runs import own_folder
 
-__all__ = ["Upload", "Uploads"]
-
 # Into memory that is there already: for each piece anew it took the kernel 0.8 s of 1 GiB.
 _PIECE_BYTES = 256 << 10
 # Room that an upload leaves to what the runs write.
