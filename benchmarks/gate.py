@@ -53,7 +53,7 @@ from glasshouse.evidence.heads import HeadSubmission
 from glasshouse.evidence.log import EventLog
 from glasshouse.package.layout import check_commitment
 from glasshouse.runtime.gate.attest import attest
-from glasshouse.runtime.gate.gate_client import TIMEOUT_S, Gate
+from glasshouse.runtime.gate.broker_client import TIMEOUT_S, BrokerClient
 from glasshouse.runtime.loop import Loop
 from glasshouse.tamper.stage import Actor, Owner, clock_us
 from glasshouse.wire import hpke
@@ -143,7 +143,7 @@ def result(found: dict[str, Any]) -> dict[str, Any]:
 # One exchange, as the agent does it.
 
 
-class CountingGate(Gate):
+class CountingGate(BrokerClient):
     """The agent's own client, and how many requests it made."""
 
     requests = 0
@@ -153,14 +153,14 @@ class CountingGate(Gate):
         return super().post(path, body, timeout_s=timeout_s)
 
 
-def exchange(actor: Actor, gate: Gate, loop: Loop) -> None:
+def exchange(actor: Actor, gate: BrokerClient, loop: Loop) -> None:
     """Attest and open the release.
 
     Raises:
         GlasshouseError: there is none, or not the right one.
     """
     manifest = actor.owner.manifest
-    release = attest(
+    _, release = attest(
         loop=loop,
         gate=gate,
         launch=actor.launch,
@@ -168,7 +168,7 @@ def exchange(actor: Actor, gate: Gate, loop: Loop) -> None:
         evidence_key=actor.evidence,
         attester=lambda challenge, _now_us: (actor.claims(challenge), ()),
         sent=lambda _evidence: None,
-    ).release
+    )
     package_key = actor.hpke.open(release.sealed_key, info=release.info)
     check_commitment(package_key, manifest.package_id, manifest.key_commitment)
 
@@ -424,7 +424,7 @@ class Reported:
 
     def __init__(self, owner: Owner) -> None:
         self.actor = actor = Actor.enter(owner)
-        exchange(actor, Gate(actor.url, Loop()), Loop())
+        exchange(actor, BrokerClient(actor.url, Loop()), Loop())
         self.log = EventLog(
             run_id=actor.launch.run_id, evidence_key=actor.evidence, clock_us=clock_us, sink=lambda _line: None
         )

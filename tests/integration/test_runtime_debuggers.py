@@ -40,9 +40,9 @@ NOTICED_S = 8.0  # a second where there is nothing else to do; this machine may 
 # A runtime whose disk takes nothing for a while: where the run begins to work, it waits until the test lets it go on.
 HELD = """
 import runpy
-from glasshouse.runtime.run import live
+from glasshouse.runtime.run import interrupts
 from glasshouse.runtime.keys import outdir
-live.SILENT_S = 2.0
+interrupts.SILENT_S = 2.0
 write, waited = outdir.OutDir.event, []
 def held(self, line):
     write(self, line)
@@ -59,7 +59,7 @@ import os, runpy
 from glasshouse.runtime.worker import sandbox
 from glasshouse.runtime.watchdog import heartbeat
 from glasshouse.runtime.worker import worker_session
-heartbeat.Vigil._look = lambda self: None
+heartbeat.Heartbeat._look = lambda self: None
 told = []
 def noted(kind, name):
     real = getattr(kind, name)

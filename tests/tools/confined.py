@@ -54,7 +54,7 @@ def small_shared_memory(size: str) -> None:
     """Mount a fresh /dev/shm, which this process and its own alone see."""
     REAL.unshare(linux.CLONE_NEWNS)
     REAL.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
-    for place in mounts.Table.read(REAL).places("tmpfs"):
+    for place in mounts.MountTable.read(REAL).places("tmpfs"):
         if place != "/tmp" and not place.startswith(("/dev/", "/proc/", "/sys/")):
             REAL.mount("none", place, None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY)
     REAL.mount("shm", "/dev/shm", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, f"mode=1777,size={size}")

@@ -30,8 +30,8 @@ def main() -> None:
             watcher.watch(worker.pid or 0)
         notes += checks.seal_agent()
         answer = {
-            "agent": checks.observe_agent(sentinel=watcher, secret=secret),
-            "worker": checks.observe_worker(worker, sentinel=watcher, secret=secret),
+            "agent": checks.observe_agent(watchdog=watcher, secret=secret),
+            "worker": checks.observe_worker(worker, watchdog=watcher, secret=secret),
             "details": checks.details(worker),
             "notes": notes,
         }

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.worker import launcher, sandbox
-from glasshouse.runtime.worker.sandbox import SandboxReport, SandboxSpec, Worker
+from glasshouse.runtime.worker.sandbox import Worker
+from glasshouse.runtime.worker.sandbox_spec import SandboxReport, SandboxSpec
 from glasshouse.wire import frames
 from tools.forked import in_child
 
@@ -124,7 +125,7 @@ def forking(kernel: Kernel) -> sandbox.Spawn:
             for index, descriptor in enumerate(high):
                 os.dup2(descriptor, index)
             given = marshal.loads(os.read(4, 1 << 16))
-            launcher.attempt(kernel, given, 3, 5)
+            launcher.attempt(kernel, launcher.Spec(given), 3, 5)
         except BaseException:
             os.write(2, traceback.format_exc().encode())
         finally:

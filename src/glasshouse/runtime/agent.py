@@ -1,9 +1,7 @@
-"""The agent: one protected run on a rented machine, from start to wiped.
+"""The agent: one protected run on a rented machine. Its life is `run.lifecycle`.
 
-harden → sentinel → custodian → launch file → sandboxed worker → measure → observe → attest → release →
-open → run → seal → finish. Laws: nothing secret is in the arguments or the environment; no thread exists
-before the last fork; standard error gets fixed words and codes, never the text of an error; whatever
-happens from the first line on goes through `finish`.
+Laws: nothing secret is in the arguments or the environment; no thread exists before the last fork; standard error gets
+fixed words and codes, never the text of an error; whatever happens from the first line on goes through `run.zeroize`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from glasshouse.runtime.agent_options import parse
 from glasshouse.runtime.confine.shown_search import Look
 from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.loop import Loop
-from glasshouse.runtime.run.start_processes import begin
+from glasshouse.runtime.run.start_processes import start_processes
 from glasshouse.wire.canonical import encode
 
 __all__ = ["main"]
@@ -35,23 +33,23 @@ def main(
     Args:
         argv: arguments without the program's name.
         stdin: the launch file, up to its end.
-        custodian: the program that is executed as custodian, for tests that must know its key; None for our own.
-        look: beneath what the worker is shown, if one goes on already.
+        custodian: the program that is executed as custodian, for tests that must have its key; None for our own.
+        look: the search beneath what the worker is shown, if one was started.
     """
     try:
         options = parse(argv)
         out = OutDir(options.out)
     except GlasshouseError as error:
-        _say(error.code, error.hint)
+        _print_code(error.code, error.hint)
         return error.exit_code
     loop = Loop()
-    begun = begin(options, loop, custodian, look)
+    processes = start_processes(options, loop, custodian, look)
     # The worker is on its way: what is imported from here on costs no time of its own.
-    from glasshouse.runtime.run.live import live
+    from glasshouse.runtime.run.lifecycle import run_lifecycle
 
-    ending = live(options, loop, out, begun, stdin)
+    ending = run_lifecycle(options, loop, out, processes, stdin)
     if ending.code is not None:
-        _say(ending.code, ending.hint)
+        _print_code(ending.code, ending.hint)
     sys.stdout.write(
         encode({"code": ending.code and ending.code.value, "outcome": ending.outcome.value}).decode() + "\n"
     )
@@ -59,5 +57,5 @@ def main(
     return ending.exit_code
 
 
-def _say(code: Code, hint: str) -> None:
+def _print_code(code: Code, hint: str) -> None:
     sys.stderr.write(f"glasshouse runtime: {code.value}\n{hint}\n" if hint else f"glasshouse runtime: {code.value}\n")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from glasshouse.errors import Code, UsageError
 from glasshouse.wire.group import MAX_MACHINES
 
-__all__ = ["Options", "parse"]
+__all__ = ["AgentOptions", "parse"]
 
 USAGE = (
     "usage: python -I -B -X pycache_prefix=DIR -m glasshouse.runtime --package FILE --out DIR "
@@ -21,32 +21,21 @@ _PEER = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):([1-9][0-9]{
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """What the command line says.
-
-    Attributes:
-        package: the sealed package.
-        out: the run's folder, to be made.
-        max_seconds: ends the run earlier than the policy would; None for no own limit.
-        ranks: how many ranks the job has on this machine, as the launch token says again; None for a run without a
-            group, in one process.
-        peers: where the runtimes of the group's machines are to be found, ``host:port`` in the order of the machines,
-            this one's own too; empty on a single machine. As little to be believed as the network is.
-    """
+class AgentOptions:
+    """What the command line gives."""
 
     package: str
-    out: str
-    max_seconds: int | None = None
+    out: str  # the run's folder, to be made
+    max_seconds: int | None = None  # ends the run earlier than the policy would; None for no own limit
+    # how many ranks the job has on this machine, as the launch token has too; None for one process, no group
     ranks: int | None = None
+    # ``host:port`` of the runtimes of the group's machines in order, this one's too; empty on one machine. No more
+    # trustworthy than the network
     peers: tuple[str, ...] = ()
 
 
-def parse(argv: Sequence[str]) -> Options:
-    """Read the arguments; each is given at most once.
-
-    Raises:
-        UsageError: `usage`.
-    """
+def parse(argv: Sequence[str]) -> AgentOptions:
+    """Read the arguments; each is given at most once; raises `UsageError`: `usage`."""
     found: dict[str, str] = {}
     left = list(argv)
     while left:
@@ -56,22 +45,19 @@ def parse(argv: Sequence[str]) -> Options:
         found[name] = left.pop(0)
     if "--package" not in found or "--out" not in found:
         raise _usage()
-    return Options(
+    return AgentOptions(
         package=found["--package"],
         out=found["--out"],
-        max_seconds=_number(found, "--max-seconds", low=1),
-        ranks=_number(found, "--ranks", low=1),
+        max_seconds=_number(found.get("--max-seconds")),
+        ranks=_number(found.get("--ranks")),
         peers=_peers(found.get("--peers")),
     )
 
 
-def _number(found: dict[str, str], name: str, *, low: int) -> int | None:
-    text = found.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= low):
+def _number(text: str | None) -> int | None:
+    if text is not None and not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= 1):
         raise _usage()
-    return int(text)
+    return None if text is None else int(text)
 
 
 def _peers(text: str | None) -> tuple[str, ...]:
@@ -85,4 +71,4 @@ def _peers(text: str | None) -> tuple[str, ...]:
 
 
 def _usage() -> UsageError:
-    return UsageError(Code.USAGE, "the runtime was started with other arguments than it knows", hint=USAGE)
+    return UsageError(Code.USAGE, "the runtime was started with arguments that it does not take", hint=USAGE)

@@ -1,20 +1,23 @@
 """Linux, behind one object: every system call that Python does not offer, and the reading of /proc.
 
-Laws: a call either does what it says or raises `KernelError` with the errno; nothing here decides what a
+Laws: a call either succeeds or raises `KernelError` with the errno; nothing here decides what a
 missing feature means. Tests stand in for a kernel that lacks something by subclassing `Kernel`.
 Imports are few on purpose: the launcher starts without compiled bytecode.
 """
 
 from __future__ import annotations
 
+# The C module beneath `signal`, which costs 40 ms to import without compiled bytecode.
+import _signal  # type: ignore[import-not-found]
 import ctypes
 import errno
 import mmap
 import os
+import time
 
 from glasshouse.runtime import syscalls
 
-__all__ = ["REAL", "Kernel", "KernelError", "close_all_but"]
+__all__ = ["REAL", "Kernel", "KernelError", "close_all_but", "detach", "end_child"]
 
 PR_SET_PDEATHSIG = 1
 PR_GET_DUMPABLE = 3
@@ -24,7 +27,6 @@ PR_CAPBSET_DROP = 24
 PR_SET_SECUREBITS = 28
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
-PR_GET_NO_NEW_PRIVS = 39
 PR_CAP_AMBIENT = 47
 
 CAP_DAC_OVERRIDE, CAP_IPC_LOCK, CAP_SYS_ADMIN = 1, 14, 21
@@ -43,6 +45,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
+_READ_ONLY = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
 
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
@@ -58,19 +61,11 @@ _SECUREBITS = 0b11
 
 
 class KernelError(OSError):
-    """The kernel refused a call: `errno` says how, `operation` says what.
-
-    Attributes:
-        absent: whether this kernel does not have the call at all.
-    """
+    """The kernel refused a call: `errno` is how, `operation` what."""
 
     def __init__(self, operation: str, number: int) -> None:
         super().__init__(number, os.strerror(number))
         self.operation = operation
-
-    @property
-    def absent(self) -> bool:
-        return self.errno in (errno.ENOSYS, errno.EOPNOTSUPP)
 
     def __str__(self) -> str:
         return f"{self.operation}: {self.strerror}"
@@ -95,14 +90,11 @@ class Kernel:
         self.machine = os.uname().machine
 
     def call(self, name: str, *arguments: int | bytes | None) -> int:
-        """Make a raw system call.
+        """Make a raw system call; raises `KernelError`: the call failed, or this architecture has no such call.
 
         Args:
             name: a name of `syscalls`.
             arguments: integers, pointers as integers, byte strings as pointers to them.
-
-        Raises:
-            KernelError: the call failed, or this architecture has no such call.
         """
         number = syscalls.number(name, self.machine)
         if number is None:
@@ -115,22 +107,24 @@ class Kernel:
         return self._checked(name, self._libc.syscall(ctypes.c_long(number), *words))
 
     def prctl(self, option: int, value: int = 0, third: int = 0) -> int:
+        """Make a prctl call; raises `KernelError`, as every method here."""
         words = [ctypes.c_ulong(word) for word in (value, third, 0, 0)]
         return self._checked("prctl", self._libc.prctl(option, *words))
-
-    # memory
 
     def memfd_secret(self) -> int:
         """Return a descriptor for memory that the kernel itself does not map; closed on exec."""
         return self.call("memfd_secret", os.O_CLOEXEC)
 
     def mlockall(self, flags: int) -> None:
+        """Lock the pages of this process in memory."""
         self._checked("mlockall", self._libc.mlockall(flags))
 
     def mlock(self, address: int, length: int) -> None:
+        """Lock a range of addresses in memory."""
         self._checked("mlock", self._libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(length)))
 
     def madvise(self, address: int, length: int, advice: int) -> None:
+        """Advise the kernel about a range of addresses."""
         self._checked("madvise", self._libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), advice))
 
     def mincore(self, address: int, length: int) -> bytes:
@@ -147,10 +141,7 @@ class Kernel:
 
     def memmem(self, haystack: int, length: int, needle: int, needle_length: int) -> int | None:
         """Return the address of the first occurrence, or None. Not a system call; libc's search copies nothing."""
-        found: int | None = self._memmem(haystack, length, needle, needle_length)
-        return found
-
-    # restrictions
+        return self._memmem(haystack, length, needle, needle_length)  # type: ignore[no-any-return]
 
     def seccomp(self, program: bytes, flags: int) -> None:
         """Install a BPF filter (8 bytes an instruction) for this process and all its children, for good."""
@@ -165,12 +156,15 @@ class Kernel:
             return 0
 
     def landlock_create(self, attributes: bytes) -> int:
+        """Create a ruleset and return its descriptor."""
         return self.call("landlock_create_ruleset", attributes, len(attributes), 0)
 
     def landlock_add(self, ruleset: int, kind: int, attributes: bytes) -> None:
+        """Add a rule to a ruleset."""
         self.call("landlock_add_rule", ruleset, kind, attributes, 0)
 
     def landlock_restrict(self, ruleset: int) -> None:
+        """Restrict this process by a ruleset, for good."""
         self.call("landlock_restrict_self", ruleset, 0)
 
     def drop_capabilities(self, keep: tuple[int, ...] = ()) -> None:
@@ -179,20 +173,17 @@ class Kernel:
         Raises:
             KernelError: the kernel refuses.
         """
-        held = 0
-        for word in (line for line in self.read("/proc/self/status").splitlines() if line.startswith(b"CapPrm:")):
-            held = int(word.split()[1], 16)
-        kept = held & sum(1 << capability for capability in keep)
+        kept = self._capabilities(b"CapPrm:") & sum(1 << capability for capability in keep)
         for capability in range(_LAST_CAPABILITY + 1):
             try:
                 if self.prctl(PR_CAPBSET_READ, capability):
                     self.prctl(PR_CAPBSET_DROP, capability)
             except KernelError as error:
-                if error.errno == errno.EINVAL:
-                    break  # past the last capability that this kernel knows
-                if error.errno != errno.EPERM:
+                # Past the last capability that this kernel has; or without CAP_SETPCAP, where the bounding set stays:
+                # no_new_privs keeps it from mattering.
+                if error.errno not in (errno.EINVAL, errno.EPERM):
                     raise
-                break  # without CAP_SETPCAP the bounding set stays: no_new_privs keeps it from mattering
+                break
         for step in ((PR_SET_SECUREBITS, _SECUREBITS), (PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)):
             try:
                 self.prctl(*step)
@@ -205,25 +196,26 @@ class Kernel:
 
     def capable(self, capability: int) -> bool:
         """Return whether this process has a capability in effect."""
-        for line in self.read("/proc/self/status").splitlines():
-            if line.startswith(b"CapEff:"):
-                return bool(int(line.split()[1], 16) >> capability & 1)
-        return False
+        return bool(self._capabilities(b"CapEff:") >> capability & 1)
 
-    # namespaces and mounts
+    def _capabilities(self, which: bytes) -> int:
+        lines = self.read("/proc/self/status").splitlines()
+        return next((int(line.split()[1], 16) for line in lines if line.startswith(which)), 0)
 
     def unshare(self, flags: int) -> None:
+        """Enter new namespaces."""
         self.call("unshare", flags)
 
     def mount(self, source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+        """Mount a file system, or bind or change one."""
         words = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
         result = self._libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
         self._checked(f"mount {target}", result)
 
     def mount_read_only(self, target: str, *, devices: bool = False) -> None:
         """Make a mount and all beneath it read-only and without set-uid files."""
-        add = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | (0 if devices else MOUNT_ATTR_NODEV)
-        attributes = add.to_bytes(8, "little") + bytes(24)
+        flags = _READ_ONLY & ~MOUNT_ATTR_NODEV if devices else _READ_ONLY
+        attributes = flags.to_bytes(8, "little") + bytes(24)
         self.call("mount_setattr", _AT_FDCWD, os.fsencode(target), _AT_RECURSIVE, attributes, len(attributes))
 
     def read_only_view(self, path: str) -> int:
@@ -232,31 +224,26 @@ class Kernel:
         No call on the descriptor changes anything of the file, not even its owner's; needs a mount namespace.
 
         Raises:
-            KernelError: the kernel refuses.
-            OSError: the file cannot be opened.
+            OSError: the kernel refuses, or the file cannot be opened.
         """
         tree = self.call("open_tree", _AT_FDCWD, os.fsencode(path), _OPEN_TREE_CLONE | os.O_CLOEXEC)
         try:
-            attributes = (MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV).to_bytes(8, "little") + bytes(24)
+            attributes = _READ_ONLY.to_bytes(8, "little") + bytes(24)
             self.call("mount_setattr", tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
             return os.open(f"/proc/self/fd/{tree}", os.O_RDONLY | os.O_CLOEXEC)
         finally:
             os.close(tree)
 
     def umount(self, target: str) -> None:
+        """Detach a mount."""
         self._checked(f"umount {target}", self._libc.umount2(os.fsencode(target), MNT_DETACH))
 
     def pivot_root(self, new: str, old: str) -> None:
+        """Exchange the root of this mount namespace."""
         self.call("pivot_root", os.fsencode(new), os.fsencode(old))
 
-    # reading back
-
     def read(self, path: str) -> bytes:
-        """Return the whole of a file that the kernel makes up (/proc, /sys).
-
-        Raises:
-            OSError: as `open` and `read` do.
-        """
+        """Return the whole of a file that the kernel makes up (/proc, /sys); raises `OSError`."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             pieces = []
@@ -267,11 +254,7 @@ class Kernel:
             os.close(descriptor)
 
     def status(self, pid: int | str, thread: int | None = None) -> dict[str, str]:
-        """Return /proc/PID/status, or that of one of its threads, as name → text.
-
-        Raises:
-            OSError: there is no such process.
-        """
+        """Return /proc/PID/status, or that of one of its threads, as name → text; raises `OSError`."""
         path = f"/proc/{pid}/status" if thread is None else f"/proc/{pid}/task/{thread}/status"
         lines = self.read(path).decode("utf-8", "replace").splitlines()
         return {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
@@ -297,3 +280,21 @@ def close_all_but(keep: set[int]) -> None:
                 os.close(descriptor)
             except OSError:
                 continue  # the one that listed them
+
+
+def detach(keep: set[int]) -> None:
+    """Ignore what a terminal sends to the whole group, read and write nowhere, and keep no other descriptor."""
+    for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGPIPE):
+        _signal.signal(number, _signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    close_all_but({0, 1, 2, *keep})
+
+
+def end_child(pid: int, patience_s: float = 2.0) -> None:
+    """Kill and reap a child; a tracer can keep it from being reaped, and nothing else, and then it is left."""
+    deadline_s = time.monotonic() + patience_s
+    os.kill(pid, _signal.SIGKILL)
+    while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline_s:
+        time.sleep(0.001)

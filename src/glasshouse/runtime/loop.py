@@ -1,8 +1,8 @@
 """The agent's one place to wait: a `poll` over file descriptors and a few timers.
 
 Laws: nothing else in the agent blocks for longer than a local system call takes. A handler that raises
-ends the wait, so an alarm, a signal or a dead worker surfaces as an exception wherever the story
-happens to stand. With nothing to do the process sleeps in the kernel.
+ends the wait, so an alarm, a signal or a dead worker surfaces as an exception wherever the run
+happens to be. With nothing to do the process sleeps in the kernel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WRITE = select.POLLOUT
 Handler: TypeAlias = Callable[[], object]
 
 _FOREVER_S = 3600.0
-# What comes beside the bytes of a Unix socket is closed by its reader. A TCP socket that the sender told to linger
+# What comes beside the bytes of a Unix socket is closed by its reader. A TCP socket that the sender set to linger
 # waits there until its peer has read all, or never, unless a signal arrives.
 _LONGEST_CLOSE_S = 0.5
 _SO_PASSRIGHTS = 83  # since Linux 6.16
@@ -41,13 +41,13 @@ def interrupted() -> Iterator[None]:
 
 
 def refuse_descriptors(connection: socket.socket) -> None:
-    """Let nothing come beside what is read from a Unix socket, where the kernel has that: closing it would cost us."""
+    """Let nothing come beside what is read from a Unix socket, where the kernel can: closing it would take time."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
 
 
 class Timer:
-    """One call at one moment; `cancel` forgets it."""
+    """One call at one moment."""
 
     __slots__ = ("handler", "when_s")
 
@@ -56,6 +56,7 @@ class Timer:
         self.handler: Handler | None = handler
 
     def cancel(self) -> None:
+        """Drop the call."""
         self.handler = None
 
 
@@ -69,7 +70,7 @@ class Loop:
 
     @staticmethod
     def now_s() -> float:
-        """Return the clock that every deadline here is told in; a machine that sleeps does not stop it."""
+        """Return the time by the clock of every deadline here; a machine that sleeps does not stop it."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def watch(self, descriptor: int, handler: Handler, events: int = READ) -> None:
@@ -78,7 +79,7 @@ class Loop:
         self._poll.register(descriptor, events)
 
     def unwatch(self, descriptor: int) -> None:
-        """Forget a descriptor; one that is not watched is fine."""
+        """Stop watching a descriptor; one that is not watched is fine."""
         if self._handlers.pop(descriptor, None) is not None:
             self._poll.unregister(descriptor)
 

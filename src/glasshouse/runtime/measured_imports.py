@@ -1,10 +1,9 @@
 """Lets the agent import the standard library and the packages that are measured by content, and nothing else.
 
 The standard library asks for modules that it may not have (`copy` for `org.python.core`), and what lies in a site
-directory under such a name would run in the agent, unmeasured. Laws: after `allow_measured_only` a top-level module
-comes from the standard library's own places or is one of `MEASURED`; processes that are forked inherit that. What was
+directory under such a name would run in the agent, unmeasured. Processes that are forked inherit this; what was
 imported before, as start-up hooks are, stays.
-Source: docs/adr/0005-what-is-measured.md, 0028; the same packages as in `workloads.bytecode`.
+Source: docs/adr/0005-what-is-measured.md, 0028; the same packages as in `workloads.process.bytecode`.
 """
 
 # pathlib costs 30 ms at every start.
@@ -42,5 +41,5 @@ class _MeasuredOnly:
 
 
 def allow_measured_only() -> None:
-    """From now on, import nothing else into this process. Call it before anything that can be imported later."""
+    """Import nothing else into this process from now on; to be called before anything that can be imported later."""
     sys.meta_path.insert(0, _MeasuredOnly())

@@ -1,8 +1,7 @@
 """System call numbers, as data: name → (x86-64, aarch64); None where the architecture never had it.
 
 From the kernel's arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h. Only calls
-that the runtime makes or refuses are listed. This module imports nothing: the launcher starts with no
-compiled bytecode, and every import costs it milliseconds.
+that the runtime makes or refuses are listed.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ __all__ = ["ARCHITECTURES", "HIGHEST_KNOWN", "number", "numbers"]
 
 ARCHITECTURES = ("x86_64", "aarch64")
 
-# The last call whose meaning was known when the filters were written (mseal). What the kernel adds later
-# is refused until somebody has looked at it.
+# The last call when the filters were written (mseal). What the kernel adds later is refused.
 HIGHEST_KNOWN = 462
 
 _TABLE: dict[str, tuple[int | None, int | None]] = {
@@ -163,6 +161,54 @@ _TABLE: dict[str, tuple[int | None, int | None]] = {
     "utimes": (235, None),
     "vhangup": (153, 58),
 }
+
+
+# Groups of calls that filters refuse.
+
+# Ways to read or steer another process.
+OTHERS_MEMORY = (
+    "kcmp", "migrate_pages", "move_pages", "pidfd_getfd", "process_madvise", "process_vm_writev", "ptrace",
+)  # fmt: skip
+# Large kernel interfaces that neither training nor the agent uses, and ways around the filter itself.
+KERNEL_SURFACE = (
+    "_sysctl", "acct", "add_key", "adjtimex", "bpf", "clock_adjtime", "clock_settime", "create_module",
+    "delete_module", "fanotify_init", "fanotify_mark", "finit_module", "get_kernel_syms", "init_module",
+    "io_uring_enter", "io_uring_register", "io_uring_setup", "ioperm", "iopl", "kexec_file_load", "kexec_load",
+    "keyctl", "lookup_dcookie", "lsm_set_self_attr", "modify_ldt", "name_to_handle_at", "nfsservctl",
+    "open_by_handle_at", "perf_event_open", "query_module", "quotactl", "quotactl_fd", "reboot", "request_key",
+    "setdomainname", "settimeofday", "swapoff", "swapon", "sysfs", "syslog", "uselib", "userfaultfd", "ustat",
+    "vhangup",
+)  # fmt: skip
+# What builds a sandbox also takes one apart.
+NAMESPACES = (
+    "chroot", "fsconfig", "fsmount", "fsopen", "fspick", "listmount", "mount", "mount_setattr", "move_mount",
+    "open_tree", "pivot_root", "sethostname", "setns", "statmount", "umount2", "unshare",
+)  # fmt: skip
+# Kept by a file system for later readers; copying a file (shutil.copy2, cp) does without where there are none.
+XATTRS = ("fremovexattr", "fsetxattr", "lremovexattr", "lsetxattr", "removexattr", "setxattr")
+# Times and modes of files by their names: Landlock governs neither.
+TIMES_AND_MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2", "futimesat", "utime", "utimensat", "utimes")
+OWNERS_AND_SIZES = ("chown", "fchown", "fchownat", "lchown", "truncate")
+# By a descriptor for reading they commit what others wrote on its file system, beneath a read-only mount too: of a disk
+# all users count commits, flushes and writes, which would follow a script. Its own files are memory.
+TO_DISK = ("fadvise64", "fdatasync", "fsync", "sync", "sync_file_range", "syncfs")
+# The same for requests that are handed in; how many there may be, which a script chooses, everybody reads (aio-nr).
+HANDED_IN = ("io_setup", "io_submit")
+# Restrictions of one's own: what they refuse is written to the machine's audit log, with names that a script chooses.
+AUDITED = ("landlock_create_ruleset", "landlock_restrict_self", "seccomp")
+# A process by its number, as first argument.
+SCHEDULING = ("sched_setaffinity", "sched_setparam", "sched_setscheduler")
+# Calls that nothing needs here, of which the kernel's log gets the caller's name: old forms, and a capability's.
+LOGGED = ("capget", "capset", "remap_file_pages")
+# They take many bits for each thread, which every user of the machine reads by the thread's number, `hidepid` or not.
+READ_BY_ALL = ("ioprio_set", "sched_setattr")
+# What stays in the kernel's memory when its last process has ended. It counts against no limit of the workspace and
+# outlives a worker that the kernel killed for want of memory: a keeper is then killed in its place. Others' are near,
+# by number. POSIX memory and semaphores, which libraries use, lie in /dev/shm.
+LASTING = (
+    "mq_open", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "semctl", "semget", "semop", "semtimedop", "shmat",
+    "shmctl", "shmget",
+)  # fmt: skip
 
 
 def number(name: str, machine: str) -> int | None:

@@ -24,19 +24,18 @@ from glasshouse.errors import (
     RunError,
     UsageError,
 )
-from glasshouse.runtime.agent_options import Options, parse
+from glasshouse.runtime.agent_options import AgentOptions, parse
 from glasshouse.runtime.confine import memory_limits
-from glasshouse.runtime.run.run_state import Ending
-from glasshouse.runtime.run.step_times import Lifecycle
-from glasshouse.runtime.worker import gpus
+from glasshouse.runtime.gate import gpus
+from glasshouse.runtime.run.run_state import Ending, StepTimes
 from glasshouse.wire.states import Outcome
 
 
 def test_the_command_line() -> None:
     words = ["--out", "o", "--max-seconds", "7", "--package", "p"]
-    assert parse(words) == Options(package="p", out="o", max_seconds=7)
-    assert parse(words[:2] + words[4:]) == Options(package="p", out="o")
-    assert parse([*words, "--ranks", "2"]) == Options(package="p", out="o", max_seconds=7, ranks=2)
+    assert parse(words) == AgentOptions(package="p", out="o", max_seconds=7)
+    assert parse(words[:2] + words[4:]) == AgentOptions(package="p", out="o")
+    assert parse([*words, "--ranks", "2"]) == AgentOptions(package="p", out="o", max_seconds=7, ranks=2)
     peers = ("10.0.0.7:4000", "machine-2.example:65535", "[fe80::1]:1")
     assert parse([*words, "--peers", ",".join(peers)]).peers == peers
 
@@ -98,7 +97,7 @@ def test_an_end_before_there_was_a_launch_is_a_matter_of_usage() -> None:
 def test_the_process_knows_when_it_was_started() -> None:
     code = (
         "import time; before_us = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000\n"
-        "from glasshouse.runtime.run.step_times import process_start_us; print(before_us, process_start_us())"
+        "from glasshouse.runtime.run.run_state import process_start_us; print(before_us, process_start_us())"
     )
     begun_us = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -108,7 +107,7 @@ def test_the_process_knows_when_it_was_started() -> None:
 
 
 def test_steps_add_up_and_those_not_reached_are_none() -> None:
-    lifecycle = Lifecycle(Lifecycle.now_us() - 1_000_000)
+    lifecycle = StepTimes(StepTimes.now_us() - 1_000_000)
     for _ in range(2):
         with lifecycle.step("seal_outputs"):
             time.sleep(0.01)

@@ -12,7 +12,7 @@ from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError
 from glasshouse.handshake.group_rules import check_4_release_request, check_release_request
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.runtime.gate import attest
-from glasshouse.runtime.gate.gate_client import PendingError
+from glasshouse.runtime.gate.broker_client import PendingError
 from glasshouse.wire.kdf import sha256
 from simulators.key_release_world import NOW_US, World
 
@@ -124,7 +124,7 @@ def exchange(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Exchange]:
             attester=lambda _challenge, _now_us: (None, ()),  # type: ignore[arg-type,return-value]
             sent=met.made.append,
         )
-        assert found == attest.Attested(evidence=met.made[-1], release=RELEASE)  # type: ignore[arg-type]
+        assert found == (met.made[-1], RELEASE)
         return met
 
     return run

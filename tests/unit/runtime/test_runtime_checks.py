@@ -61,7 +61,7 @@ def agent_story(action: Callable[[], object], *, kernel: Kernel = REAL, secret: 
     def story() -> Results:
         action()
         memory = SecretMemory(64, kernel=kernel) if secret else None
-        return checks.observe_agent(kernel=kernel, sentinel=None, secret=memory)
+        return checks.observe_agent(kernel=kernel, watchdog=None, secret=memory)
 
     return in_child(story)
 
@@ -76,7 +76,7 @@ def worker_story(code: str = NOT_DUMPABLE, *, kernel: Kernel | None = None, obse
             os.read(worker.stdout, 3)
             watcher.watch(worker.pid or 0)
             with SecretMemory(64, kernel=observer) as secret:
-                return checks.observe_worker(worker, kernel=observer, sentinel=watcher, secret=secret)
+                return checks.observe_worker(worker, kernel=observer, watchdog=watcher, secret=secret)
         finally:
             worker.end()
             watcher.stop()
@@ -149,7 +149,7 @@ def test_a_library_from_an_unknown_place_is_found_among_the_mappings(tmp_path: P
         source = next(path for path in Path("/usr/lib").rglob("libz.so.1*") if path.is_file())
         shutil.copy(source, tmp_path / "libspy.so")
         ctypes.CDLL(str(tmp_path / "libspy.so"))
-        return checks.observe_agent(sentinel=None, secret=None)["preload-clean"]
+        return checks.observe_agent(watchdog=None, secret=None)["preload-clean"]
 
     assert in_child(act) is FAILED
 
@@ -278,7 +278,7 @@ def test_a_limit_on_locked_memory_is_explained_and_never_passed() -> None:
 
     def act() -> tuple[list[str], CheckResult]:
         notes = checks.harden_agent(kernel)
-        return notes, checks.observe_agent(kernel=kernel, sentinel=None, secret=None)["memory-locked"]
+        return notes, checks.observe_agent(kernel=kernel, watchdog=None, secret=None)["memory-locked"]
 
     notes, result = in_child(act)
     assert "no-memory-lock" in notes
@@ -329,7 +329,7 @@ def test_a_worker_that_is_gone_passes_nothing_that_is_read_from_outside() -> Non
         worker = start(specification("pass"))
         while worker.poll() is None:
             time.sleep(0.01)
-        results = checks.observe_worker(worker, sentinel=None, secret=None)
+        results = checks.observe_worker(worker, watchdog=None, secret=None)
         worker.end()
         return results
 

@@ -9,9 +9,10 @@ import pytest
 
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, PlatformError
-from glasshouse.runtime.run import lifecycle
+from glasshouse.runtime.run import demands
 from glasshouse.runtime.worker import named_directory
-from glasshouse.runtime.worker.sandbox import SandboxReport, Worker
+from glasshouse.runtime.worker.sandbox import Worker
+from glasshouse.runtime.worker.sandbox_spec import SandboxReport
 
 CLOSED = {"egress-closed": CheckResult.PASSED, "seccomp-filter": CheckResult.PASSED}
 CONTAINER = ("named-workspace", "no-mount-namespace", "no-network-namespace")
@@ -26,14 +27,14 @@ def worker(
 
 @pytest.mark.parametrize("machines", [1, 3])
 def test_ranks_with_a_loopback_of_their_own_run_anywhere(machines: int) -> None:
-    lifecycle._demand_ranks(worker("loopback"), machines)
+    demands.demand_ranks(worker("loopback"), machines)
 
 
 @pytest.mark.parametrize("notes", [CONTAINER, ("no-loopback",)], ids=["container", "no loopback"])
 def test_ranks_without_one_run_on_one_machine_where_they_are_kept_in(notes: tuple[str, ...]) -> None:
-    lifecycle._demand_ranks(worker(*notes), 1)
+    demands.demand_ranks(worker(*notes), 1)
     with pytest.raises(PlatformError, match="those of other machines") as caught:
-        lifecycle._demand_ranks(worker(*notes), 2)
+        demands.demand_ranks(worker(*notes), 2)
     assert caught.value.code is Code.PLATFORM
     assert caught.value.hint.endswith("run the job on one machine, or elsewhere")
 
@@ -44,11 +45,11 @@ def test_ranks_that_nothing_keeps_in_are_refused_at_every_profile(name: str, res
     """Without the filter they would meet on the machine's own loopback, as torchelastic does."""
     observed = {other: held for other, held in CLOSED.items() if other != name} | ({name: result} if result else {})
     with pytest.raises(PlatformError, match="nothing keeps them off the machine's") as caught:
-        lifecycle._demand_ranks(worker(*CONTAINER, observed=observed), 1)
+        demands.demand_ranks(worker(*CONTAINER, observed=observed), 1)
     assert "network-namespace" in caught.value.hint
     nothing: Any = SimpleNamespace(report=None)
     with pytest.raises(PlatformError):
-        lifecycle._demand_ranks(nothing, 1)
+        demands.demand_ranks(nothing, 1)
 
 
 @pytest.mark.parametrize(
@@ -68,10 +69,10 @@ def test_files_with_a_name_want_memory_that_has_room_or_the_owners_word(
     monkeypatch.setattr(named_directory, "room", lambda _path: found)
     named = worker(*CONTAINER, kind=WorkspaceKind.DIRECTORY)
     if said is None:
-        lifecycle._demand_workspace(named, 100, disk=disk)
+        demands.demand_workspace(named, 100, disk=disk)
         return
     with pytest.raises(PlatformError) as caught:
-        lifecycle._demand_workspace(named, 100, disk=disk)
+        demands.demand_workspace(named, 100, disk=disk)
     assert caught.value.code is Code.PLATFORM
     assert said in caught.value.hint
     assert "another offer or more GPUs" in caught.value.hint
@@ -80,4 +81,4 @@ def test_files_with_a_name_want_memory_that_has_room_or_the_owners_word(
 
 def test_files_in_a_mount_of_their_own_have_the_room_that_it_was_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named_directory, "room", lambda _path: (False, 0))
-    lifecycle._demand_workspace(worker("loopback"), 1 << 40, disk=False)
+    demands.demand_workspace(worker("loopback"), 1 << 40, disk=False)

@@ -12,7 +12,7 @@ import pytest
 
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.kernel import REAL, Kernel
-from glasshouse.runtime.run import checks, doctor, equipment, isolation
+from glasshouse.runtime.run import checks, doctor, findings
 from glasshouse.runtime.run.findings import Finding, Standing
 from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.wire.canonical import decode, encode
@@ -207,7 +207,7 @@ def test_it_says_whether_other_users_read_the_command_lines_of_a_scripts_process
                 raise PermissionError(path)
             return f"21 1 8:1 / / rw - ext4 /dev/sda rw\n{mounts}\n".encode()
 
-    finding = isolation._processes(Machine())
+    finding = doctor._processes(Machine())
     assert (finding.feature, finding.value, finding.standing) == ("process-list", said, Standing.NOTE)
     worker = cast("Worker", SimpleNamespace(report=None))
     assert ("processes-visible" in checks.details(worker, Machine())) is (said == "open")
@@ -233,7 +233,7 @@ def test_a_proc_that_hides_the_runs_own_processes_from_an_ordinary_user_is_found
         os.setgroups([])
         os.setgid(4711)
         os.setuid(4711)
-        found = isolation._processes(REAL)
+        found = doctor._processes(REAL)
         return found.value, found.standing
 
     assert in_child(story) == (value, standing)
@@ -277,17 +277,17 @@ def test_a_machine_without_torch_memory_or_disk_is_told_so(monkeypatch: pytest.M
             return b"MemTotal: 900000 kB\nMemAvailable: 500000 kB\n"
 
     def missing(name: str) -> str:
-        raise equipment.importlib.metadata.PackageNotFoundError(name)
+        raise findings.importlib.metadata.PackageNotFoundError(name)
 
-    assert (equipment._memory(LittleMemory()).value, equipment._memory(LittleMemory()).standing) == (
+    assert (findings._memory(LittleMemory()).value, findings._memory(LittleMemory()).standing) == (
         "0.5 of 0.9 GB free",
         Standing.WEAKER,
     )
-    monkeypatch.setattr("glasshouse.runtime.run.equipment.importlib.metadata.version", lambda _name: "2.11.0+cpu")
-    assert (equipment._torch().value, equipment._torch().consequence) == ("2.11.0+cpu", "built for the CPU alone")
-    monkeypatch.setattr("glasshouse.runtime.run.equipment.importlib.metadata.version", missing)
-    assert (equipment._torch().value, equipment._torch().standing) == ("none", Standing.WEAKER)
+    monkeypatch.setattr("glasshouse.runtime.run.findings.importlib.metadata.version", lambda _name: "2.11.0+cpu")
+    assert (findings._torch().value, findings._torch().consequence) == ("2.11.0+cpu", "built for the CPU alone")
+    monkeypatch.setattr("glasshouse.runtime.run.findings.importlib.metadata.version", missing)
+    assert (findings._torch().value, findings._torch().standing) == ("none", Standing.WEAKER)
     monkeypatch.setattr(
-        "glasshouse.runtime.run.equipment.shutil.disk_usage", lambda _place: SimpleNamespace(total=10**7, free=10**6)
+        "glasshouse.runtime.run.findings.shutil.disk_usage", lambda _place: SimpleNamespace(total=10**7, free=10**6)
     )
-    assert equipment._disk(tmp_path / "nowhere").standing is Standing.WEAKER
+    assert findings._disk(tmp_path / "nowhere").standing is Standing.WEAKER

@@ -21,15 +21,14 @@ from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile, TokenClaims, issue_token
 from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse.package.read import Package
-from glasshouse.runtime.agent_options import Options
+from glasshouse.runtime.agent_options import AgentOptions
 from glasshouse.runtime.keys.custodian import Regions
 from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.run import zeroize as finishing
-from glasshouse.runtime.run.run_state import Ending, Identity, Run
-from glasshouse.runtime.run.start_processes import Beginning
-from glasshouse.runtime.run.step_times import Lifecycle
-from glasshouse.runtime.run.zeroize import finish
+from glasshouse.runtime.run.run_state import Ending, Run, RunIdentity, StepTimes
+from glasshouse.runtime.run.start_processes import Processes
+from glasshouse.runtime.run.zeroize import end_run
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
@@ -80,20 +79,20 @@ class Scene:
         self.sealed = seal(folder / "job.sealed", {"data": secrets.token_bytes(4000)})
         self.stream = self.sealed.path.open("rb", buffering=0)
         self.regions = Regions.for_package(self.sealed.manifest)
-        begun = Beginning(package_file=self.stream, package=Package.open(self.stream), regions=self.regions)
+        processes = Processes(package_file=self.stream, package=Package.open(self.stream), regions=self.regions)
         self.run = Run(
-            options=Options(package="", out=str(self.folder)),
+            options=AgentOptions(package="", out=str(self.folder)),
             loop=Loop(),
             out=OutDir(str(self.folder)),
-            lifecycle=Lifecycle(Lifecycle.now_us()),
+            times=StepTimes(StepTimes.now_us()),
             started_us=time.time_ns() // 1000,
-            begun=begun,
+            processes=processes,
         )
         launch, key = launch_for(self.sealed), SigningKey.generate()
         log = EventLog(
             run_id=launch.run_id, evidence_key=key, clock_us=lambda: time.time_ns() // 1000, sink=self.run.line
         )
-        self.run.identity = Identity(launch=launch, token=launch.claims(), evidence_key=key, log=log)
+        self.run.identity = RunIdentity(launch=launch, token=launch.claims(), evidence_key=key, log=log)
 
     def close(self) -> None:
         self.run.out.close()
@@ -119,7 +118,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def test_a_refused_run_is_wiped_and_has_a_receipt(scene: Scene) -> None:
-    assert finish(scene.run, REFUSED) == REFUSED
+    assert end_run(scene.run, REFUSED) == REFUSED
     assert scene.outcome() == (Outcome.REFUSED, Code.PACKAGE_REVOKED)
     assert scene.run.identity is None
 
@@ -129,25 +128,25 @@ def test_keys_are_zero_before_anything_is_said_about_them(scene: Scene, monkeypa
     seen: list[bool] = []
 
     def probe(run: Run) -> list[Probe]:
-        assert run.begun.regions is not None
-        seen.append(run.begun.regions.grant.is_zero())
-        seen.append(len(ResiduePatterns(run.begun.regions.patterns.view)) == 1)
+        assert run.processes.regions is not None
+        seen.append(run.processes.regions.grant.is_zero())
+        seen.append(len(ResiduePatterns(run.processes.regions.patterns.view)) == 1)
         return [Probe(probe="agent-memory", result=ProbeResult.CLEAN)]
 
     def books(run: Run, _ending: Ending, _answers: list[Probe]) -> None:
-        assert run.begun.regions is not None
-        seen.append(run.begun.regions.patterns.is_zero())
+        assert run.processes.regions is not None
+        seen.append(run.processes.regions.patterns.is_zero())
 
     monkeypatch.setattr(finishing, "_probe", probe)
-    monkeypatch.setattr(finishing, "close_books", books)
-    finish(scene.run, REFUSED)
+    monkeypatch.setattr(finishing, "write_receipt", books)
+    end_run(scene.run, REFUSED)
     assert seen == [True, True, True]
 
 
 def test_a_key_that_stayed_in_memory_makes_the_run_a_residue(scene: Scene) -> None:
     leak = bytearray(secrets.token_bytes(32))
     scene.plant(leak)
-    assert finish(scene.run, COMPLETED) == Ending(outcome=Outcome.RESIDUE, code=Code.RESIDUE_FOUND)
+    assert end_run(scene.run, COMPLETED) == Ending(outcome=Outcome.RESIDUE, code=Code.RESIDUE_FOUND)
     assert scene.outcome() == (Outcome.RESIDUE, Code.RESIDUE_FOUND)
     assert any(leak)
 
@@ -158,10 +157,10 @@ def test_a_step_that_breaks_stops_no_other_and_is_not_a_success(
 ) -> None:
     scene.plant(secrets.token_bytes(32))
     done: list[str] = []
-    for name in ("_announce", "_end_worker", "_wipe_keys", "_probe", "_wipe_patterns", "close_books", "_forget"):
+    for name in ("_announce", "_end_worker", "_wipe_keys", "_probe", "_wipe_patterns", "write_receipt", "_forget"):
         monkeypatch.setattr(finishing, name, _noted(name, done, getattr(finishing, name), broken=name == broken))
-    ending = finish(scene.run, COMPLETED)
-    assert done == ["_announce", "_end_worker", "_wipe_keys", "_probe", "_wipe_patterns", "close_books", "_forget"]
+    ending = end_run(scene.run, COMPLETED)
+    assert done == ["_announce", "_end_worker", "_wipe_keys", "_probe", "_wipe_patterns", "write_receipt", "_forget"]
     assert ending.outcome is not Outcome.COMPLETED
 
 
@@ -183,16 +182,16 @@ def test_a_full_disk_keeps_nothing_from_being_wiped(scene: Scene, monkeypatch: p
     monkeypatch.setattr(scene.run.out, "event", full)
     monkeypatch.setattr(scene.run.out, "receipt", full)
     monkeypatch.setattr(finishing, "_forget", lambda _run: None)
-    assert finish(scene.run, REFUSED) == REFUSED
+    assert end_run(scene.run, REFUSED) == REFUSED
     assert scene.regions.grant.is_zero()
     assert not (scene.folder / "receipt.json").exists()
 
 
 def test_a_run_that_never_began_ends_without_a_word(scene: Scene) -> None:
     scene.run.identity = None
-    scene.run.begun.regions = None
+    scene.run.processes.regions = None
     ending = Ending(outcome=Outcome.FAILED, code=Code.USAGE)
-    assert finish(scene.run, ending) == ending
+    assert end_run(scene.run, ending) == ending
     assert not (scene.folder / "receipt.json").exists()
 
 
@@ -206,6 +205,6 @@ def test_unchanged_files_in_shared_memory_are_left_out_only_where_the_worker_cou
     before = {(1, 2): (3, 4)}
     scene.run.shared_before = before
     report = None if workspace is None else SimpleNamespace(workspace=workspace)
-    scene.run.begun.worker = SimpleNamespace(report=report)  # type: ignore[assignment]
+    scene.run.processes.worker = SimpleNamespace(report=report)  # type: ignore[assignment]
     assert finishing._shared_before(scene.run) == (before if left_out else {})
-    scene.run.begun.worker = None
+    scene.run.processes.worker = None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, PeerError, RefusedError
-from glasshouse.runtime.gate.gate_client import Gate
+from glasshouse.runtime.gate.broker_client import BrokerClient
 from glasshouse.runtime.gate.http_exchange import MAX_BODY_BYTES, AnswerReader, parse_url, request
 from glasshouse.runtime.loop import Loop
 
@@ -78,7 +78,7 @@ def serve(path: Path) -> Iterator[Callable[[Callable[[socket.socket], None]], Pe
 
 
 def post(path: Path, *, timeout_s: float = 5.0) -> bytes:
-    return Gate(f"unix:{path}", Loop()).post("/v1/challenge", b'{"a":1}', timeout_s=timeout_s)
+    return BrokerClient(f"unix:{path}", Loop()).post("/v1/challenge", b'{"a":1}', timeout_s=timeout_s)
 
 
 def test_a_good_answer_is_its_body(path: Path, serve: Callable[..., Peer]) -> None:
@@ -145,7 +145,7 @@ def test_a_broker_that_never_answers_does_not_hold_the_loop(path: Path, serve: C
 
     tick()
     with pytest.raises(PeerError) as caught:
-        Gate(f"unix:{path}", loop).post("/v1/evidence", b"{}", timeout_s=0.2)
+        BrokerClient(f"unix:{path}", loop).post("/v1/evidence", b"{}", timeout_s=0.2)
     assert caught.value.code is Code.BROKER_UNREACHABLE
     assert len(ticks) >= 4
 
@@ -156,14 +156,14 @@ def test_a_refused_tcp_connection_and_an_unknown_host_are_unreachable() -> None:
         port = free.getsockname()[1]
     for url in (f"http://127.0.0.1:{port}", "http://no-such-host.invalid:80"):
         with pytest.raises(PeerError) as caught:
-            Gate(url, Loop()).post("/v1/challenge", b"{}", timeout_s=2)
+            BrokerClient(url, Loop()).post("/v1/challenge", b"{}", timeout_s=2)
         assert caught.value.code is Code.BROKER_UNREACHABLE
 
 
 def test_an_abandoned_call_says_nothing_more(path: Path, serve: Callable[..., Peer]) -> None:
     serve(lambda connection: connection.sendall(GOOD))
     loop, told = Loop(), []
-    call = Gate(f"unix:{path}", loop).begin("/v1/heads", b"{}", told.append)
+    call = BrokerClient(f"unix:{path}", loop).begin("/v1/heads", b"{}", told.append)
     call.abandon()
     loop.sleep(0.1)
     assert call.finished

@@ -14,7 +14,7 @@ from glasshouse.evidence.events import EventType
 from glasshouse.evidence.heads import CountersignedHead, HeadSubmission, countersign
 from glasshouse.evidence.log import EventLog
 from glasshouse.runtime.gate import head_keeper
-from glasshouse.runtime.gate.head_keeper import HeadKeeper, Trust
+from glasshouse.runtime.gate.head_keeper import HeadKeeper
 from glasshouse.runtime.loop import Loop
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
@@ -89,7 +89,8 @@ class Desk:
             self.loop,
             self.broker,  # type: ignore[arg-type]
             self.log,
-            Trust(broker_public=self.broker.key.public, evidence_public=key.public),
+            broker_public=self.broker.key.public,
+            evidence_public=key.public,
             countersigned=self.kept.append,
             trouble=self.troubles.append,
             lease_s=lease_s,

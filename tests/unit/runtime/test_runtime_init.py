@@ -177,7 +177,7 @@ def killed(kernel: Kernel | None, choose: Callable[[Keepers], list[int]], code: 
 def test_whichever_keeper_is_killed_nothing_of_the_worker_stays(
     kernel: Kernel | None, choose: Callable[[Keepers], list[int]], code: str
 ) -> None:
-    # Sentinel, init, worker, and an orphan of the worker's in a session of its own.
+    # Watchdog, init, worker, and an orphan of the worker's in a session of its own.
     watched, members, ended = killed(kernel, choose, code)
     assert (watched, members >= 4, ended) == (True, True, True)
 

@@ -16,6 +16,7 @@ import pytest
 from glasshouse.attestation.hardening import CheckResult
 from glasshouse.runtime.confine import shown_search
 from glasshouse.runtime.kernel import REAL
+from glasshouse.runtime.watchdog.session_record import Process
 from glasshouse.runtime.worker import sandbox
 from tools.forked import in_child
 from tools.machine import needs_filters
@@ -108,7 +109,14 @@ def test_a_look_ends_with_the_process_that_began_it(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(shown_search, "search", search)
     in_child(begin)
-    wait_for(lambda: not Path(f"/proc/{(tmp_path / 'pid').read_text()}/fd").exists())
+
+    def ended() -> bool:
+        try:
+            return not Process.of(int((tmp_path / "pid").read_text())).lives
+        except OSError:
+            return True
+
+    wait_for(ended)
 
 
 def test_of_a_worker_whose_look_was_killed_egress_is_not_called_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +162,7 @@ except ImportError:
         ".runtime",
         ".wire",
         ".wire.own_state",
-        *(f".runtime.{name}" for name in ("confine", "kernel", "measured_imports", "syscalls", "worker")),
+        *(f".runtime.{name}" for name in ("confine", "kernel", "measured_imports", "spawn", "syscalls", "worker")),
         ".runtime.confine.shown_search",
         ".runtime.worker.shown_paths",
     }

@@ -9,7 +9,7 @@ import pytest
 
 from glasshouse.attestation.hardening import CheckResult
 from glasshouse.runtime.confine import mounts
-from glasshouse.runtime.confine.mounts import Table
+from glasshouse.runtime.confine.mounts import MountTable
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from glasshouse.runtime.run import doctor
 from glasshouse.runtime.run.findings import Standing
@@ -20,8 +20,8 @@ from tools.sandboxed import run, specification
 LINE = "{number} {parent} 0:1 / {place} ro shared:1 - {kind} source {options}\n"
 
 
-def table(*lines: tuple[int, int, str, str]) -> Table:
-    return Table(text(*lines))
+def table(*lines: tuple[int, int, str, str]) -> MountTable:
+    return MountTable(text(*lines))
 
 
 def text(*lines: tuple[int, int, str, str], options: str = "rw") -> bytes:
@@ -53,7 +53,7 @@ class Mounted(Kernel):
         if folder.endswith(".so"):
             raise KernelError("mount", 20)
         assert self.content is not None
-        parent = Table(self.content).at(folder)
+        parent = MountTable(self.content).at(folder)
         assert parent is not None
         self.content += text((number, parent.number, folder, "tmpfs"))
         self.covered.append(folder)
@@ -191,7 +191,7 @@ class Remote(WithoutNamespaces):
         content = super().read(path)
         if path != "/proc/self/mountinfo":
             return content
-        root = Table(content).at("/")
+        root = MountTable(content).at("/")
         assert root is not None
         return content + text((999_999, root.number, "/workspace", "fuse.volume"))
 

@@ -57,7 +57,7 @@ def test_the_standard_library_and_what_is_measured_are_found(tmp_path: Path) -> 
     code = """
 from glasshouse.runtime.measured_imports import allow_measured_only
 allow_measured_only()
-import blake3, cryptography.hazmat.primitives.ciphers.aead, glasshouse.runtime.run.live
+import blake3, cryptography.hazmat.primitives.ciphers.aead, glasshouse.runtime.run.lifecycle
 import _struct, decimal, xml.dom.minidom, zipimport
 print("found")
 """

@@ -339,6 +339,6 @@ def test_a_machine_without_a_gpu_is_clean_and_a_driver_that_cannot_be_asked_is_n
 def test_what_the_gpus_driver_says_decides(
     holders: set[int], result: ProbeResult, detail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probes, "_nvml_processes", lambda _library: holders)
+    monkeypatch.setattr(probes.gpus, "holders", lambda _library: holders)
     answer = probes.probe_gpu(41, devices=["nvidia0"])
     assert (answer.result, answer.detail) == (result, detail)

@@ -15,8 +15,9 @@ from glasshouse.errors import RunError
 from glasshouse.evidence.events import EventType, is_loss
 from glasshouse.evidence.heads import Head
 from glasshouse.evidence.log import EventLog, verify_log
-from glasshouse.runtime.worker.worker_messages import Progress, Work, parse
-from glasshouse.runtime.worker.worker_session import Reports
+from glasshouse.evidence.results import Work
+from glasshouse.runtime.worker.worker_messages import Progress, parse
+from glasshouse.runtime.worker.worker_session import ProgressReports
 from glasshouse.wire.canonical import MAX_INTEGER
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
@@ -33,7 +34,7 @@ def said(done: int, **fields: Any) -> Progress:
 
 
 def test_one_report_a_second_whatever_is_offered() -> None:
-    reports, taken = Reports(), []
+    reports, taken = ProgressReports(), []
     for done in range(1, 30_001):  # ten thousand a second
         reports.offer(said(done))
         taken.append(reports.take(done * 100))
@@ -41,7 +42,7 @@ def test_one_report_a_second_whatever_is_offered() -> None:
 
 
 def test_the_clock_is_the_agents() -> None:
-    reports = Reports()
+    reports = ProgressReports()
     reports.offer(said(1, elapsed_us=2**50))
     first = reports.take(7)
     assert first is not None
@@ -49,7 +50,7 @@ def test_the_clock_is_the_agents() -> None:
 
 
 def test_counts_only_grow_and_the_unit_stays() -> None:
-    reports = Reports()
+    reports = ProgressReports()
     assert reports.offer(said(5))
     reports.take(0)
     assert not any(reports.offer(said(done)) for done in range(6))
@@ -63,7 +64,7 @@ def test_counts_only_grow_and_the_unit_stays() -> None:
     ids=["never given", "given first", "given later"],
 )
 def test_a_total_is_given_once(given: list[int | None], told: list[int | None]) -> None:
-    reports, found = Reports(), []
+    reports, found = ProgressReports(), []
     for number, total in enumerate(given):
         reports.offer(said(number + 1, total=total))
         one = reports.take(number * 1_000_000)
@@ -81,7 +82,7 @@ def test_a_number_has_one_spelling_and_six_digits() -> None:
 
 
 def test_the_work_is_bounded() -> None:
-    reports = Reports()
+    reports = ProgressReports()
     reports.offer(said(7))
     reports.take(0)
     assert reports.bounded(Work(unit="step", done=3, elapsed_us=99, stop_reason="steps"), 5) == Work(
@@ -98,7 +99,7 @@ def test_what_the_gate_lets_through_is_a_log_that_verifies() -> None:
     log = EventLog(run_id="ab" * 16, evidence_key=key, clock_us=lambda: 1, sink=lines.append)
     for state in list(State)[1 : list(State).index(State.SEALED)]:
         log.transition(state)
-    reports = Reports()
+    reports = ProgressReports()
     wanted = [(3, 9, "step"), (1, None, "epoch"), (10, 8, "step"), (2, 2**52, "step"), (10, None, "step")]
     tries = itertools.cycle(wanted)
     for tick in range(6_000):
@@ -114,7 +115,7 @@ def test_what_the_gate_lets_through_is_a_log_that_verifies() -> None:
 
 def bits_an_hour() -> float:
     """Return the capacity of the rules as they are implemented, for reports at every second of an hour."""
-    reports, taken = Reports(), 0
+    reports, taken = ProgressReports(), 0
     for tick in range(HOUR_S * 20):
         reports.offer(said(tick + 1))
         taken += reports.take(tick * 50_000) is not None

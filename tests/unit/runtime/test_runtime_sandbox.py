@@ -20,8 +20,9 @@ from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, FormatError, PlatformError
 from glasshouse.runtime import syscalls
 from glasshouse.runtime.kernel import REAL, Kernel
-from glasshouse.runtime.worker import named_directory, sandbox
-from glasshouse.runtime.worker.sandbox import SandboxReport, Worker
+from glasshouse.runtime.worker import named_directory, sandbox, sandbox_spec
+from glasshouse.runtime.worker.sandbox import Worker
+from glasshouse.runtime.worker.sandbox_spec import SandboxReport
 from tools.forked import in_child
 from tools.machine import (
     WithoutMounts,
@@ -389,7 +390,7 @@ def test_a_worker_can_be_ended_before_it_has_said_anything() -> None:
 
 
 def test_a_launcher_that_is_held_up_does_not_hold_up_the_end() -> None:
-    def spawn(_spec: sandbox.SandboxSpec, _streams: list[int]) -> int:
+    def spawn(_spec: sandbox_spec.SandboxSpec, _streams: list[int]) -> int:
         pid = os.fork()
         if pid == 0:
             time.sleep(60)

@@ -22,7 +22,7 @@ from glasshouse.runtime.kernel import (
     Kernel,
     KernelError,
 )
-from glasshouse.runtime.worker import sandbox
+from glasshouse.runtime.worker import sandbox, sandbox_spec
 from tools.forked import in_child
 from tools.machine import (
     WithoutLandlock,
@@ -302,11 +302,11 @@ def test_a_launcher_that_fails_says_so_and_nothing_runs() -> None:
 
     message, said = in_child(story)
     assert message == {"code": "platform-unsupported", "type": "failed"}
-    assert b"KeyError" in said
+    assert b"AttributeError" in said
     assert b"ran" not in said
 
 
-def _broken(spec: sandbox.SandboxSpec, streams: list[int]) -> int:
+def _broken(spec: sandbox_spec.SandboxSpec, streams: list[int]) -> int:
     """Spawn a launcher that finds nothing in its specification."""
     os.read(int(streams[4]), 1 << 16)
     reader, writer = os.pipe()

@@ -208,8 +208,8 @@ def test_a_record_stays_if_something_of_the_worker_does(
     out = OutDir(str(tmp_path / "out"))
     out.worker(SessionRecord.of(leader.pid))
     worker = SimpleNamespace(end=lambda: None, lives=lambda: lives)
-    begun = SimpleNamespace(worker=worker, relay=None)
-    zeroize._end_worker(SimpleNamespace(session=None, begun=begun, sealed_log=None, out=out))  # type: ignore[arg-type]
+    processes = SimpleNamespace(worker=worker, relay=None)
+    zeroize._end_worker(SimpleNamespace(session=None, processes=processes, sealed_log=None, out=out))  # type: ignore[arg-type]
     assert (tmp_path / "out" / NAME).exists() == lives
     out.close()
 

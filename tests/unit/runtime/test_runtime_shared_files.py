@@ -33,11 +33,11 @@ def settled(folder: Path) -> shared_files.Before:
     return shared_files.look_before(str(folder), now_ns=time.time_ns() + LATER_NS)
 
 
-def after(look: int, happens: Callable[[], None]) -> Callable[[str], shared_files._Look]:
+def after(look: int, happens: Callable[[], None]) -> Callable[[str], shared_files._Listing]:
     """Let something happen right after a listing, before what it lists is opened."""
     real, looks = shared_files._look, iter(range(100))
 
-    def listing(folder: str) -> shared_files._Look:
+    def listing(folder: str) -> shared_files._Listing:
         found = real(folder)
         if next(looks) == look:
             happens()
@@ -69,7 +69,9 @@ def test_large_files_that_were_there_before_and_are_as_they_were_are_left_out(
     large.write_bytes(b"\1" * (4 << 20))
     before = settled(tmp_path)
     assert probe(needles, tmp_path).result is UNVERIFIABLE
-    assert probe(needles, tmp_path, before) == probes.Probe(name="shared-memory", result=CLEAN, detail="searched-0-KiB")
+    assert probe(needles, tmp_path, before) == probes.Probe(
+        probe="shared-memory", result=CLEAN, detail="searched-0-KiB"
+    )
     with large.open("r+b") as file:
         file.write(bytes(needles[0]))
     assert probe(needles, tmp_path, before).result is FOUND
@@ -179,7 +181,7 @@ def test_where_something_vanishes_at_every_look_nothing_is_claimed(
 ) -> None:
     real = shared_files._look
 
-    def restless(folder: str) -> shared_files._Look:
+    def restless(folder: str) -> shared_files._Listing:
         passing = tmp_path / "passing"
         passing.write_bytes(b"x")
         found = real(folder)

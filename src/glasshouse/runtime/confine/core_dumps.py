@@ -1,9 +1,9 @@
 """What a crash leaves on the machine: no core dump of any process of a run, as a file or with a program that takes it.
 
 A limit of 0 keeps the kernel from writing a file, and a program that dumps are piped to (systemd-coredump, apport) gets
-the whole memory all the same and keeps it on the disk. A limit of 1 stops both (core(5), fs/coredump.c). A socket, to
-which a process that crashes is connected since Linux 6.16, takes the whole memory at any limit. What a training script
-starts can be dumped: exec makes every process dumpable again.
+the whole memory all the same. A limit of 1 stops both (core(5), fs/coredump.c). A socket, to which a process that
+crashes is connected since Linux 6.16, takes the whole memory at any limit. What a training script starts can be dumped:
+exec makes every process dumpable again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ def crashes_are_logged(kernel: Kernel) -> bool:
 
 
 def limit() -> None:
-    """Set this process's limit, and that of all that it starts, to 1; to 0 where it was 0 already for good.
-
-    Raises:
-        OSError: the kernel does not do it.
-    """
+    """Set this process's limit, and that of all that it starts, to 1; to 0 where it was 0 already for good."""
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the launcher tries on all that the worker can see outside of its workspace; see `trials`.
+"""What the launcher tries on files: beside its workspace, of the kernel, and all that the worker can see; see `trials`.
 
 Bits of plaintext can be left in the times, mode or attributes of a file that cannot be written to. Whether a call did
 something is read back: an answer alone would prove nothing. All of it is tried with the values that are there already.
@@ -16,7 +16,7 @@ import time
 from glasshouse.runtime.confine import read_only_package
 from glasshouse.runtime.kernel import Kernel, KernelError
 
-__all__ = ["metadata", "ways_out"]
+__all__ = ["files", "is_alone", "kernel_files", "metadata", "ways_out"]
 
 _MAX_TOLD = 20  # less than a pipe holds: it is not read while this process tries
 # Another process may change a folder that is shown, in the same moment; not in each of so many.
@@ -33,11 +33,52 @@ _F_SETFL, _MADV_COLLAPSE = 4, 25
 _F_SETLEASE, _F_RDLCK, _F_UNLCK, _F_SET_RW_HINT = 1024, 0, 2, 1036
 
 
+def files(base: str, outside: list[str]) -> list[str]:
+    """Try to read and write files that no rule covers.
+
+    Args:
+        base: the directory that holds workspace and probe.
+        outside: files elsewhere on the machine that exist.
+    """
+    found = []
+    for path in (base + "/probe", *outside):
+        for name, flags in (("read", os.O_RDONLY), ("write", os.O_WRONLY)):
+            try:
+                os.close(os.open(path, flags | os.O_CLOEXEC))
+                found.append(f"{name}-outside")
+            except OSError:
+                continue
+    for path in ("/glasshouse-trial", base + "/trial", "/dev/trial", "/etc/trial", "/usr/trial", "/var/trial"):
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            os.unlink(path)  # noqa: PTH108 - pathlib is slow to import
+            found.append("create-outside")
+        except OSError:
+            continue
+    return found
+
+
+def kernel_files(names: tuple[str, ...]) -> list[str]:
+    """Try to read files of /proc that show the kernel's memory; an empty one shows nothing."""
+    found = []
+    for name in names:
+        try:
+            descriptor = os.open(f"/proc/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            found += [f"proc-{name.replace('_', '-')}"] if os.read(descriptor, 1) else []
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
+    return found
+
+
 def metadata(kernel: Kernel, *, package: int | None, paths: list[str]) -> list[str]:
     """Try to leave something on a disk beside what files hold.
 
     Args:
-        kernel: the kernel.
         package: the descriptor that the worker will be handed; None where it is handed none.
         paths: what the worker can see of the machine: files, folders and device nodes.
 
@@ -63,7 +104,7 @@ def metadata(kernel: Kernel, *, package: int | None, paths: list[str]) -> list[s
 
 
 def ways_out(found: list[tuple[str, str]], *, private_root: bool) -> list[str]:
-    """Try what was found beneath all that is shown (`shown.search`), and look for other processes' roots.
+    """Try what was found beneath all that is shown (`shown_search.search`), and look for other processes' roots.
 
     Args:
         found: kinds and paths.
@@ -160,9 +201,20 @@ def _left_at(kernel: Kernel, path: str) -> list[str]:
     except OSError:
         return found
     try:
-        return found + _version(kernel, descriptor) + (_direct(path) if stat.S_ISREG(mode) else [])
+        # Another version of the file is asked for, and none given: the file system looks for it where it would set it.
+        kernel.call("ioctl", descriptor, _EXT4_IOC_SETVERSION_OLD, _NO_ADDRESS)
+        found.append("version")
+    except KernelError as error:
+        found += ["version"] if error.errno == errno.EFAULT else []
     finally:
         os.close(descriptor)
+    if stat.S_ISREG(mode):
+        try:  # past the cache; nothing is read
+            os.close(os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC))
+            found.append("direct")
+        except OSError:
+            pass
+    return found
 
 
 def _makes_unnamed() -> bool:
@@ -172,24 +224,6 @@ def _makes_unnamed() -> bool:
     except OSError as error:
         return error.errno != errno.EOPNOTSUPP
     return True
-
-
-def _direct(path: str) -> list[str]:
-    """Open a file for reading past the cache; nothing is read."""
-    try:
-        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC))
-    except OSError:
-        return []
-    return ["direct"]
-
-
-def _version(kernel: Kernel, descriptor: int) -> list[str]:
-    """Ask for another version of a file, and give none: the file system looks for it where it would have set it."""
-    try:
-        kernel.call("ioctl", descriptor, _EXT4_IOC_SETVERSION_OLD, _NO_ADDRESS)
-    except KernelError as error:
-        return ["version"] if error.errno == errno.EFAULT else []
-    return ["version"]
 
 
 def _times_and_mode(target: str | int) -> list[str]:

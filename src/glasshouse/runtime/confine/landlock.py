@@ -36,7 +36,6 @@ def restrict(
     """Restrict this process and its children for good; needs no_new_privs and a single thread.
 
     Args:
-        kernel: the kernel.
         read: paths that may be read and executed.
         write: directories in which everything is allowed.
         devices: device nodes that may be read, written and controlled.
@@ -47,8 +46,7 @@ def restrict(
         the version applied; 0 where the kernel has none, and then nothing is restricted.
 
     Raises:
-        KernelError: the kernel has Landlock and refuses.
-        OSError: a path that is not there.
+        OSError: the kernel has Landlock and refuses, or a path is not there.
     """
     abi = kernel.landlock_abi()
     if abi < 1:

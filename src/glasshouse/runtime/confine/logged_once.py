@@ -10,7 +10,7 @@ import ctypes
 import os
 import struct
 
-from glasshouse.runtime.kernel import Kernel, KernelError
+from glasshouse.runtime.kernel import Kernel
 
 __all__ = ["program", "use_up"]
 
@@ -64,7 +64,7 @@ def use_up(kernel: Kernel) -> bool:
             finally:
                 os._exit(1)
         return os.waitpid(child, 0)[1] == 0
-    except (KernelError, OSError):
+    except OSError:
         return False
     finally:
         os.close(memory)

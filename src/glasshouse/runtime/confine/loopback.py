@@ -1,8 +1,7 @@
 """The network of a job with several ranks: a network namespace of the worker's own, in which only `lo` is up.
 
-Used by the launcher, between making the namespace and giving up the capability that this takes. Laws: nothing here
-decides; `trials.egress` then tries to leave, and a namespace that was not made is never touched: the machine's own
-`lo` is always up, and this is not called where the namespace is missing.
+For the launcher, between making the namespace and giving up the capability that this takes; `trials.egress` then tries
+to leave. Law: this is not called where the namespace is missing, so that the machine's own `lo` is never touched.
 """
 
 from __future__ import annotations
@@ -44,11 +43,7 @@ def controllable() -> bool:
 
 
 def strays(kernel: Kernel) -> list[str]:
-    """Return the interfaces besides `lo` that are up; some kernels make tunnels, which are down, in every namespace.
-
-    Raises:
-        OSError: they cannot be listed.
-    """
+    """Return the interfaces besides `lo` that are up; some kernels make tunnels, which are down, in every namespace."""
     lines = kernel.read(_LISTED).decode("ascii", "replace").splitlines()[2:]
     names = [line.partition(":")[0].strip() for line in lines]
     return [name for name in names if name != _NAME and _flags(name) & _IFF_UP]

@@ -10,7 +10,6 @@ containers are often started with one of up to 1000 (Kubernetes), which everythi
 from __future__ import annotations
 
 import errno
-import os
 import resource
 from collections.abc import Iterator
 
@@ -131,34 +130,25 @@ def is_low(kernel: Kernel) -> bool:
 
 
 def oom_kills() -> int:
-    """Return how many such ends this process's control group has seen, else the whole machine; 0 if unknown."""
+    """Return how many processes the kernel has ended for want of memory: in this control group, else on the machine.
+
+    So such an end is not taken for a kill by a person; 0 if unknown.
+    """
     for path in _counters():
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            words = os.read(descriptor, 65536).split()
-        finally:
-            os.close(descriptor)
-        if b"oom_kill" in words[:-1]:
-            return int(words[words.index(b"oom_kill") + 1])
+        words = " ".join(_lines(path)).split()
+        if "oom_kill" in words[:-1]:
+            return int(words[words.index("oom_kill") + 1])
     return 0
 
 
 def _counters() -> list[str]:
-    """Return where such a counter may be: control groups of version 2 and 1, then the machine's."""
     found = []
-    try:
-        with open("/proc/self/cgroup", encoding="ascii", errors="replace") as groups:
-            for line in groups:
-                number, controllers, path = line.rstrip("\n").split(":", 2)
-                if number == "0":
-                    found.append(f"/sys/fs/cgroup{path}/memory.events")
-                elif "memory" in controllers.split(","):
-                    found.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
-    except (OSError, ValueError):
-        pass
+    for line in _lines("/proc/self/cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            found.append(f"/sys/fs/cgroup{path}/memory.events")
+        elif "memory" in controllers.split(","):
+            found.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
     return [*found, "/proc/vmstat"]
 
 
@@ -180,9 +170,7 @@ def lock_memory(kernel: Kernel = REAL) -> None:
     kernel.mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT)
 
 
-def may_lock(kernel: Kernel) -> bool:
-    """Return whether this process may lock as much memory as it needs."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    if limit == resource.RLIM_INFINITY or limit >= _LEAST_LOCKABLE_BYTES:
-        return True
-    return kernel.capable(CAP_IPC_LOCK)
+def may_lock(kernel: Kernel, limit: int | None = None) -> bool:
+    """Return whether this process may lock as much memory as it needs; by default within its soft limit."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if limit is None else limit
+    return limit == resource.RLIM_INFINITY or limit >= _LEAST_LOCKABLE_BYTES or kernel.capable(CAP_IPC_LOCK)

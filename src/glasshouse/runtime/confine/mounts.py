@@ -1,10 +1,8 @@
-"""Which file systems names lead to, and whether this kernel alone answers for them.
+"""Which file systems names lead to, and whether this kernel alone answers for them (proc(5), /proc/PID/mountinfo).
 
 A name that is looked up on a network file system, in FUSE or in a hypervisor's share goes to its server, though nothing
 has that name and nothing may be written: up to 255 bytes each. So do reads, locks and controls. Law: what is
 not known to be local is remote, and so is what cannot be read or found in the table of mounts.
-
-Source: proc(5), /proc/PID/mountinfo.
 """
 
 # pathlib costs 30 ms at every start, when nothing is compiled beforehand.
@@ -16,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from glasshouse.runtime.kernel import Kernel
 
-__all__ = ["OVERLAY", "UNKNOWN", "Mount", "Table", "beneath", "close", "is_remote", "processes_are_visible"]
+__all__ = ["OVERLAY", "UNKNOWN", "Mount", "MountTable", "beneath", "close", "is_remote", "processes_are_visible"]
 
 # The note where something was covered: nothing is seen of it.
 _COVERED = "covered-remote"
@@ -69,7 +67,7 @@ class Mount:
         self.remote = fetched or (whole not in _LOCAL and not idle)
 
 
-class Table:
+class MountTable:
     """The mounts that this process can see."""
 
     def __init__(self, text: bytes) -> None:
@@ -83,7 +81,7 @@ class Table:
             self._on[None if rooted else mount.parent, mount.place] = mount  # of two at one place the last is met
 
     @classmethod
-    def read(cls, kernel: Kernel) -> Table:
+    def read(cls, kernel: Kernel) -> MountTable:
         """Read this process's; raises `OSError` or `ValueError`."""
         return cls(kernel.read("/proc/self/mountinfo"))
 
@@ -107,12 +105,7 @@ class Table:
         return [mount for mount in mounts if self.at(mount.place) is mount]
 
     def kind_of(self, kernel: Kernel, descriptor: int) -> str | None:
-        """Return the kind of the remote file system that an open file lies on; None where it is local.
-
-        Args:
-            kernel: the kernel.
-            descriptor: of a file that was opened in this mount namespace.
-        """
+        """Return the kind of the remote file system that a file opened here lies on; None where it is local."""
         try:
             for line in kernel.read(f"/proc/self/fdinfo/{descriptor}").splitlines():
                 if line.startswith(b"mnt_id:"):
@@ -129,20 +122,19 @@ class Table:
 
 
 def close(kernel: Kernel, shown: list[str], *, cover: Callable[[str], None] | None) -> tuple[list[str], list[str]]:
-    """Cover remote file systems that are mounted beneath what a worker is shown, and say what is left.
+    """Cover remote file systems that are mounted beneath what a worker is shown.
 
     Args:
-        kernel: the kernel.
         shown: paths that must stay in sight.
         cover: puts something empty over a folder; None where nothing can be mounted.
 
     Returns:
-        notes, as ``shown-remote-nfs4``, which are none where all is local; and the folders that were covered.
+        notes about what is left, as ``shown-remote-nfs4``, none where all is local; and the folders that were covered.
     """
     covered: list[str] = []
     try:
         needed = [os.path.realpath(path) for path in shown]
-        for mount in Table.read(kernel).uncommon() if cover is not None else ():
+        for mount in MountTable.read(kernel).uncommon() if cover is not None else ():
             if cover is None or not mount.remote or any(beneath(path, mount.place) for path in needed):
                 continue
             try:
@@ -150,7 +142,7 @@ def close(kernel: Kernel, shown: list[str], *, cover: Callable[[str], None] | No
             except OSError:
                 continue  # a single file, or not allowed: it is counted below
             covered.append(mount.place)
-        table = Table.read(kernel)
+        table = MountTable.read(kernel)
     except (OSError, ValueError):
         return [f"shown-remote-{UNKNOWN}"], covered
     left = table.uncommon()
@@ -175,11 +167,11 @@ def beneath(path: str, folder: str) -> bool:
 def processes_are_visible(kernel: Kernel) -> bool:
     """Return whether /proc, as this process sees it, shows every user the processes of others (proc(5), hidepid).
 
-    A training script chooses the command lines of what it starts, and its plaintext may be in them. No filter sees what
-    a pointer leads to, and a process namespace hides what is outside from the worker, not the worker from there.
+    A training script chooses the command lines of what it starts. No filter sees what a pointer leads to, and a process
+    namespace hides what is outside from the worker, not the worker from there.
     """
     try:
-        mount = Table.read(kernel).at("/proc")
+        mount = MountTable.read(kernel).at("/proc")
     except (OSError, ValueError):
         return True
     if mount is None or (mount.place, mount.kind) != ("/proc", "proc"):

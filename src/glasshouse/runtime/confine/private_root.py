@@ -67,7 +67,6 @@ def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_byte
     """Put the private root together and move this process into it; the caller has its own mount namespace.
 
     Args:
-        kernel: the kernel.
         read: paths to show read-only; those that do not exist are left out.
         devices: device nodes to show.
         workspace_bytes: the most that workspace, /tmp and /dev/shm may hold together.
@@ -77,7 +76,11 @@ def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_byte
         RuntimeError: a mount could not be taken back, or the old root not be let go of: this process can only end.
     """
     kernel.mount("none", "/", None, MS_REC | MS_PRIVATE)
-    paths, sources = _outermost(read) + devices, dict[str, int]()
+    paths, sources = list[str](), dict[str, int]()
+    for path in sorted(set(read)):  # without those that lie inside another
+        if not any(mounts.beneath(path, parent) for parent in paths):
+            paths.append(path)
+    paths += devices
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         # A project that is installed where it stands shows each module of its own: that may be many.
@@ -137,24 +140,11 @@ def _umount(kernel: Kernel, target: str) -> None:
 
 
 def is_memory(kernel: Kernel, directory: str) -> tuple[bool, bool]:
-    """Read back what a mount is.
-
-    Returns:
-        whether `directory` is itself a tmpfs mount, and whether that never goes to swap.
-    """
-    mount = mounts.Table.read(kernel).at(directory)
+    """Read back whether `directory` is itself a tmpfs mount, and whether that never goes to swap."""
+    mount = mounts.MountTable.read(kernel).at(directory)
     if mount is None or mount.place != directory:
         return False, False
     return mount.kind == "tmpfs", b"noswap" in mount.options
-
-
-def _outermost(paths: list[str]) -> list[str]:
-    """Return `paths` without those that lie inside another."""
-    kept: list[str] = []
-    for path in sorted(set(paths)):
-        if not any(path.startswith(parent.rstrip("/") + "/") for parent in kept):
-            kept.append(path)
-    return kept
 
 
 def _show(kernel: Kernel, path: str, descriptor: int, target: str, *, device: bool) -> None:

@@ -25,10 +25,6 @@ _PIECE_BYTES = 1 << 30
 def view(kernel: Kernel, descriptor: int) -> int | None:
     """Open the file of a descriptor once more, read-only whatever is called on it.
 
-    Args:
-        kernel: the kernel.
-        descriptor: of a file opened before; stays as it is.
-
     Returns:
         a descriptor of the same file, or None where this process has no mount namespace of its own, or the file no
         longer has its name.
@@ -45,11 +41,7 @@ def view(kernel: Kernel, descriptor: int) -> int | None:
 
 
 def sealed_copy(kernel: Kernel, descriptor: int) -> int:
-    """Copy a file into memory that nothing can change any more.
-
-    Args:
-        kernel: the kernel.
-        descriptor: of the file; its offset stays where it is.
+    """Copy a file into memory that nothing can change any more; the offset of `descriptor` stays.
 
     Raises:
         OSError: there is too little memory, the file ends early, or the kernel does not seal.
@@ -71,7 +63,7 @@ def sealed_copy(kernel: Kernel, descriptor: int) -> int:
 
 
 def kind(kernel: Kernel, descriptor: int) -> str | None:
-    """Read back from the kernel why nothing that is called on a descriptor reaches a disk; None where something may."""
+    """Read back from the kernel why no call on a descriptor reaches a disk; None where one may."""
     try:
         if kernel.call("fcntl", descriptor, _F_GETFL, 0) & os.O_ACCMODE != os.O_RDONLY:
             return None

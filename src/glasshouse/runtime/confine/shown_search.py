@@ -44,7 +44,7 @@ def bound_beneath(kernel: Kernel, paths: tuple[str, ...]) -> list[str]:
     """Return the Unix sockets of this machine that are bound to absolute names beneath `paths`, however deep.
 
     The kernel lists those of this process's network namespace, by the names that they were bound with; `search` finds
-    the others. This is for a refusal that says at once what is wrong.
+    the others. This is for a refusal that names at once what is wrong.
     """
     try:
         lines = kernel.read("/proc/net/unix").decode("utf-8", "surrogateescape").splitlines()[1:]
@@ -83,7 +83,7 @@ class Look:
         return cls(paths, pid, ours.detach())
 
     def hand_on(self) -> None:
-        """Close this process's descriptor of the answer, once another has it."""
+        """Close this process's descriptor of the answer, once another process has it."""
         if self.reader >= 0:
             os.close(self.reader)
             self.reader = -1
@@ -131,7 +131,7 @@ def _look(paths: list[str], parent: int, writer: _socket.socket) -> None:
         if os.getppid() == parent:
             writer.sendall(marshal.dumps(search(paths)))
     finally:
-        os._exit(0)  # nothing of the parent's is run, and no error printed: the answer that is missing says it
+        os._exit(0)  # nothing of the parent's is run, and no error printed: the answer is missing then
 
 
 def search(paths: list[str], *, give_up_s: float = GIVE_UP_S) -> tuple[list[tuple[str, str]], bool]:
@@ -158,12 +158,14 @@ def search(paths: list[str], *, give_up_s: float = GIVE_UP_S) -> tuple[list[tupl
         kind = _special(top)
         found += [(kind, top)] if kind else []
         whole = _beneath(top, deadline, found) and whole
-    return list(dict.fromkeys(states + _as_shown(found, names))), whole
-
-
-def _is_state(name: str, path: str, *, keys: bool) -> bool:
-    """Return whether an entry is an owner's state: one with a telling name, or in a folder that may be one for keys."""
-    return name in own_state.NAMES or own_state.is_run_record(path) or (keys and _is_key(path))
+    # Named as the worker does: where a link led there, its private root has the link's name alone.
+    shown = [
+        (kind, name + path[len(real) :])
+        for kind, path in found
+        for name, real in names
+        if f"{path}/".startswith(f"{real}/")
+    ]
+    return list(dict.fromkeys(states + shown)), whole
 
 
 def _is_of_state(path: str) -> bool:
@@ -186,17 +188,6 @@ def _is_key(path: str) -> bool:
         return error.errno not in (errno.EACCES, errno.EPERM, errno.ENOENT)  # nor does the worker read it
 
 
-def _as_shown(found: list[tuple[str, str]], names: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Name what was found as the worker does: where a link led there, its private root has the link's name alone."""
-    named = [
-        (kind, name + path[len(real) :])
-        for kind, path in found
-        for name, real in names
-        if f"{path}/".startswith(f"{real}/")
-    ]
-    return list(dict.fromkeys(named))
-
-
 def _beneath(path: str, deadline: float, found: list[tuple[str, str]]) -> bool:
     """Add what lies beneath one path; return whether all of it was looked at."""
     folders, whole = [path], True
@@ -208,7 +199,9 @@ def _beneath(path: str, deadline: float, found: list[tuple[str, str]]) -> bool:
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if (keys or entry.name in _TELLING) and _is_state(entry.name, entry.path, keys=keys):
+                    if (
+                        entry.name in _TELLING and (entry.name != "run.json" or own_state.is_run_record(entry.path))
+                    ) or (keys and _is_key(entry.path)):
                         found.append(("state", entry.path))
                     if entry.is_file(follow_symlinks=False) or entry.is_symlink():
                         continue

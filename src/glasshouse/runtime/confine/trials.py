@@ -1,6 +1,6 @@
 """What the launcher tries from inside the finished sandbox, as the worker could: all of it must fail.
 
-A trial never asks what was set; it does the forbidden thing. Each answer is the names of the trials that
+A trial never asks what was set; it does the forbidden thing. Each returns the names of the trials that
 *succeeded*, so that an empty list is the good one. Targets that would answer are the agent's own
 listeners (`controls`), which it had reached itself a moment before.
 """
@@ -17,7 +17,7 @@ import sys
 
 from glasshouse.runtime.kernel import CLONE_NEWUSER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, Kernel, KernelError
 
-__all__ = ["egress", "environment", "files", "kernel_files", "libraries", "preloading", "system_calls"]
+__all__ = ["egress", "environment", "libraries", "preloading", "system_calls"]
 
 _PTRACE_SEIZE = 0x4206
 _AF_NETLINK, _AF_PACKET, _AF_VSOCK = 16, 17, 40
@@ -28,7 +28,7 @@ _TRIED_NAME = b"example.com"  # as text it would import the idna codec: 70 ms
 _IPPROTO_SCTP, _IPPROTO_MPTCP = 132, 262
 # On the loopback an answer takes microseconds; silence is not a refusal.
 _LOOPBACK_PATIENCE_S = 1.0
-# Addresses that are nobody's (RFC 5737, RFC 3849), the ones that clouds answer with a machine's secrets, and the
+# Addresses for documentation (RFC 5737, RFC 3849), the ones that clouds answer with a machine's secrets, and the
 # neighbours of a link.
 _ELSEWHERE = ("192.0.2.1", "169.254.169.254", "10.0.0.1", "224.0.0.1", "255.255.255.255")
 _ELSEWHERE_6 = ("2001:db8::1", "fd00:ec2::254", "fe80::1", "ff02::1")
@@ -42,29 +42,33 @@ _DEBUGGING = (
 )  # fmt: skip
 
 
-def egress(kernel: Kernel, targets: dict[str, object], *, isolated: bool, loopback: bool = False) -> list[str]:
+def egress(kernel: Kernel, targets: dict[str, int | str], *, isolated: bool, loopback: bool = False) -> list[str]:
     """Try to reach anything outside this process by a socket, a name or io_uring, and to be reached at a socket.
 
     Args:
-        kernel: the kernel.
         targets: `tcp` and `udp` (ports of the loopback), `abstract` and `named` (names of Unix sockets).
         isolated: whether no name of a socket of this process's is known outside of it, so that it may have one.
         loopback: whether TCP and UDP sockets are allowed, in a network namespace of this process's own: each is then
             tried to its end, and every way that leads further than `lo`.
     """
-    found = _past_loopback(kernel, targets) if loopback else _by_inet_sockets(targets)
-    for name, family, kind, address in (
+    tried: list[tuple[str, int, int, object]] = [
         ("raw", _socket.AF_INET, _socket.SOCK_RAW, None),
         ("netlink", _AF_NETLINK, _socket.SOCK_RAW, None),
         ("packet", _AF_PACKET, _socket.SOCK_RAW, None),
         ("vsock", _AF_VSOCK, _socket.SOCK_STREAM, None),
         ("abstract-socket", _socket.AF_UNIX, _socket.SOCK_STREAM, targets["abstract"]),
         ("named-socket", _socket.AF_UNIX, _socket.SOCK_STREAM, targets["named"]),
-    ):
-        if _reaches(family, kind, address):
-            found.append(name)
-    if not isolated:
-        found += _takes_names()
+    ]
+    if not loopback:
+        tried += [
+            ("tcp", _socket.AF_INET, _socket.SOCK_STREAM, ("127.0.0.1", targets["tcp"])),
+            ("udp", _socket.AF_INET, _socket.SOCK_DGRAM, ("127.0.0.1", targets["udp"])),
+            ("tcp6", _socket.AF_INET6, _socket.SOCK_STREAM, None),
+            ("udp6", _socket.AF_INET6, _socket.SOCK_DGRAM, None),
+        ]
+    found = [name for name, family, kind, address in tried if _reaches(family, kind, address)]
+    found += _past_loopback(kernel, targets) if loopback else []
+    found += [] if isolated else _takes_names()
     if _finds(targets["named"]):
         found.append("named-datagram")
     try:
@@ -77,18 +81,7 @@ def egress(kernel: Kernel, targets: dict[str, object], *, isolated: bool, loopba
     return found
 
 
-def _by_inet_sockets(targets: dict[str, object]) -> list[str]:
-    """Where no such socket may be made."""
-    tried = (
-        ("tcp", _socket.AF_INET, _socket.SOCK_STREAM, ("127.0.0.1", targets["tcp"])),
-        ("udp", _socket.AF_INET, _socket.SOCK_DGRAM, ("127.0.0.1", targets["udp"])),
-        ("tcp6", _socket.AF_INET6, _socket.SOCK_STREAM, None),
-        ("udp6", _socket.AF_INET6, _socket.SOCK_DGRAM, None),
-    )
-    return [name for name, family, kind, address in tried if _reaches(family, kind, address)]
-
-
-def _past_loopback(kernel: Kernel, targets: dict[str, object]) -> list[str]:
+def _past_loopback(kernel: Kernel, targets: dict[str, int | str]) -> list[str]:
     """Where they lead to a loopback of this namespace, on which none of the agent's listeners is."""
     # Only here: ordinary runs do not compile it.
     from glasshouse.runtime.confine import loopback
@@ -118,7 +111,7 @@ def _past_loopback(kernel: Kernel, targets: dict[str, object]) -> list[str]:
 
 
 def _refused_at(kind: int, port: object) -> bool:
-    """Return whether the loopback itself says that nothing listens at a port at which the agent does."""
+    """Return whether the loopback itself answers that nothing listens at a port at which the agent does."""
     connection = _socket.socket(_socket.AF_INET, kind)
     try:
         connection.settimeout(_LOOPBACK_PATIENCE_S)
@@ -136,12 +129,9 @@ def _refused_at(kind: int, port: object) -> bool:
 
 
 def system_calls(kernel: Kernel, *, isolated: bool) -> list[str]:
-    """Try the calls that the filter must refuse, with arguments that would otherwise do something.
-
-    They are tried in a child, so that one which succeeds changes nothing here.
+    """Try in a child the calls that the filter must refuse, with arguments that would otherwise do something.
 
     Args:
-        kernel: the kernel.
         isolated: whether only processes of its own are in sight of this one.
     """
     reader, writer = os.pipe()
@@ -158,48 +148,6 @@ def system_calls(kernel: Kernel, *, isolated: bool) -> list[str]:
         os.waitpid(child, 0)
     # A child that a call killed has answered nothing: that is no proof.
     return answer.decode().split() if answer else ["killed"]
-
-
-def files(base: str, outside: list[str]) -> list[str]:
-    """Try to read and write files that no rule covers.
-
-    Args:
-        base: the directory that holds workspace and probe.
-        outside: files elsewhere on the machine that exist.
-    """
-    found = []
-    for path in (base + "/probe", *outside):
-        for name, flags in (("read", os.O_RDONLY), ("write", os.O_WRONLY)):
-            try:
-                os.close(os.open(path, flags | os.O_CLOEXEC))
-                found.append(f"{name}-outside")
-            except OSError:
-                continue
-    for path in ("/glasshouse-trial", base + "/trial", "/dev/trial", "/etc/trial", "/usr/trial", "/var/trial"):
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-            os.unlink(path)  # noqa: PTH108 - pathlib is slow to import
-            found.append("create-outside")
-        except OSError:
-            continue
-    return found
-
-
-def kernel_files(names: tuple[str, ...]) -> list[str]:
-    """Try to read files of /proc that tell of the kernel's memory; an empty one tells nothing."""
-    found = []
-    for name in names:
-        try:
-            descriptor = os.open(f"/proc/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            found += [f"proc-{name.replace('_', '-')}"] if os.read(descriptor, 1) else []
-        except OSError:
-            continue
-        finally:
-            os.close(descriptor)
-    return found
 
 
 def libraries(kernel: Kernel, names: list[str]) -> list[str]:
@@ -219,7 +167,7 @@ def preloading(names: list[str]) -> list[str]:
 
 
 def environment(names: list[str]) -> list[str]:
-    """Return the environment variables among `names` that make programs tell more than they should."""
+    """Return the environment variables among `names` that make programs print more than they should."""
     return [name for name in names if name in _DEBUGGING]
 
 

@@ -1,6 +1,6 @@
 """Challenge, evidence, release: asked for again, with the same keys, while answers are lost on the way.
 
-Laws: a refusal is final, and so is an answer that cannot be believed; only silence is tried again, with the same bytes,
+Laws: a refusal is final, and so is an answer that fails its checks; only silence is tried again, with the same bytes,
 and a challenge that was used already or is over, with a new one, for as long as the deadline allows. A machine of a
 group asks again and again for what it was accepted with, for a while longer than the group's deadline can be away.
 Nothing is opened here.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from glasshouse.attestation.claims import Claims
 from glasshouse.attestation.evidence import Blob
@@ -26,11 +25,11 @@ from glasshouse.handshake.runtime_side import (
     release_request,
 )
 from glasshouse.package.manifest import Manifest
-from glasshouse.runtime.gate.gate_client import Gate, PendingError
+from glasshouse.runtime.gate.broker_client import BrokerClient, PendingError
 from glasshouse.runtime.loop import Loop
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["Attested", "attest", "now_us"]
+__all__ = ["attest", "now_us"]
 
 DEADLINE_S = 60.0
 
@@ -40,50 +39,39 @@ _USED_UP = frozenset({Code.NONCE_EXPIRED, Code.NONCE_REPLAYED, Code.NONCE_UNKNOW
 _FIRST_RETRY_S = 0.2
 _LONGEST_RETRY_S = 5.0
 _ASK_EVERY_S = 1.0
-# After the group's deadline, which is the end of somebody's challenge: for the broker to say what came of it.
+# After the group's deadline, which is the end of one machine's challenge: for the broker to decide.
 _SETTLED_S = 30.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attested:
-    """The evidence that was accepted, and the release for it."""
-
-    evidence: bytes
-    release: CheckedRelease
-
-
 def now_us() -> int:
-    """Return this machine's idea of the time, in microseconds since the epoch."""
+    """Return the time of this machine, in microseconds since the epoch."""
     return time.time_ns() // 1000
 
 
 def attest(
     *,
     loop: Loop,
-    gate: Gate,
+    gate: BrokerClient,
     launch: LaunchFile,
     manifest: Manifest,
     evidence_key: SigningKey,
     attester: Callable[[Challenge, int], tuple[Claims, tuple[Blob, ...]]],
     sent: Callable[[bytes], None],
     deadline_s: float = DEADLINE_S,
-) -> Attested:
-    """Obtain a release.
+) -> tuple[bytes, CheckedRelease]:
+    """Obtain a release; return the evidence that was accepted, and the release for it.
 
     Args:
         loop: goes on meanwhile: a debugger, a signal or the worker's end is noticed.
-        gate: the broker.
-        launch: the launch file.
-        manifest: of the package in hand.
         evidence_key: signs the evidence, with the launch key.
-        attester: makes the claims for a challenge at a time, and collects what hardware says of them.
+        attester: makes the claims for a challenge at a time, and collects what hardware attests of them.
         sent: called with each evidence message before it leaves for the first time.
         deadline_s: for how long silence is put up with.
 
     Raises:
         RefusedError: the gate refused, or the challenge was used up each time until the deadline.
         PeerError: `broker-unreachable` at the deadline; `broker-protocol`, `broker-untrusted` or
-            `release-invalid` when its answer cannot be believed, or when it never comes to an end of waiting.
+            `release-invalid` when its answer fails its checks, or when it never comes to an end of waiting.
     """
     give_up_s, wait_s = loop.now_s() + deadline_s, _FIRST_RETRY_S
     asking, exchange = b"", None
@@ -98,7 +86,17 @@ def attest(
                 made = attester(challenge, now_us())
                 exchange = challenge, evidence_message(*made, evidence_key=evidence_key, launch_key=launch.key())
                 sent(exchange[1])
-            return _once(loop, gate, launch, *exchange, manifest, evidence_key)
+            challenge, evidence = exchange
+            return evidence, check_release(
+                _answer(loop, gate, launch, challenge, evidence, evidence_key),
+                launch,
+                challenge,
+                evidence=evidence,
+                evidence_public=evidence_key.public,
+                manifest_sha256=manifest.sha256,
+                floor=manifest.floor,
+                now_us=now_us(),
+            )
         except (PeerError, RefusedError) as error:
             again = error.code is Code.BROKER_UNREACHABLE or error.code in _USED_UP
             if not again or loop.now_s() + wait_s > give_up_s:
@@ -109,30 +107,8 @@ def attest(
         wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
 
 
-def _once(
-    loop: Loop,
-    gate: Gate,
-    launch: LaunchFile,
-    challenge: Challenge,
-    evidence: bytes,
-    manifest: Manifest,
-    evidence_key: SigningKey,
-) -> Attested:
-    release = check_release(
-        _answer(loop, gate, launch, challenge, evidence, evidence_key),
-        launch,
-        challenge,
-        evidence=evidence,
-        evidence_public=evidence_key.public,
-        manifest_sha256=manifest.sha256,
-        floor=manifest.floor,
-        now_us=now_us(),
-    )
-    return Attested(evidence=evidence, release=release)
-
-
 def _answer(
-    loop: Loop, gate: Gate, launch: LaunchFile, challenge: Challenge, evidence: bytes, evidence_key: SigningKey
+    loop: Loop, gate: BrokerClient, launch: LaunchFile, challenge: Challenge, evidence: bytes, evidence_key: SigningKey
 ) -> bytes:
     """Send the evidence and return the broker's answer; a machine of a group may have to wait for the others."""
     try:

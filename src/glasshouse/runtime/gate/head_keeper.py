@@ -16,10 +16,10 @@ from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, Run
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.heads import CountersignedHead, HeadSubmission
 from glasshouse.evidence.log import EventLog
-from glasshouse.runtime.gate.gate_client import Call, Gate
+from glasshouse.runtime.gate.broker_client import BrokerCall, BrokerClient
 from glasshouse.runtime.loop import Loop, Timer
 
-__all__ = ["HEADS_PATH", "HeadKeeper", "Trust"]
+__all__ = ["HEADS_PATH", "HeadKeeper"]
 
 HEADS_PATH = "/v1/heads"
 INTERVAL_S = 30.0
@@ -30,15 +30,7 @@ _LAST_TRIES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trust:
-    """Whose signatures a countersigned head of this run bears."""
-
-    broker_public: bytes
-    evidence_public: bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Waiting:
+class _WaitingHead:
     head: bytes
     size: int
     root: bytes
@@ -49,6 +41,7 @@ class HeadKeeper:
     """Signs heads and has them countersigned, from the release on.
 
     Args:
+        broker_public, evidence_public: whose signatures a countersigned head of this run bears.
         countersigned: called with each countersigned head's bytes.
         trouble: called with the code of each kind of trouble, once per kind.
         lease_s: how long the run may go on without contact.
@@ -61,40 +54,31 @@ class HeadKeeper:
     def __init__(
         self,
         loop: Loop,
-        gate: Gate,
+        gate: BrokerClient,
         log: EventLog,
-        trust: Trust,
         *,
+        broker_public: bytes,
+        evidence_public: bytes,
         countersigned: Callable[[bytes], None],
         trouble: Callable[[Code], None],
         lease_s: float,
     ) -> None:
-        self._loop = loop
-        self._gate = gate
-        self._log = log
-        self._trust = trust
-        self._countersigned = countersigned
-        self._trouble = trouble
-        self._lease_s = lease_s
+        self._loop, self._gate, self._log = loop, gate, log
+        self._keys = {"broker_public": broker_public, "evidence_public": evidence_public}
+        self._countersigned, self._trouble, self._lease_s = countersigned, trouble, lease_s
         # A lease shorter than twice the interval would be lost by waiting alone.
         self._interval_s = min(INTERVAL_S, lease_s / 3)
-        self._call: Call | None = None
-        self._waiting: _Waiting | None = None
-        self._wanted = False
+        self._call: BrokerCall | None = None
+        self._waiting: _WaitingHead | None = None
+        self._wanted = self._resting = False
         self._retry_s = _FIRST_RETRY_S
-        self._known: set[Code] = set()
+        self._met: set[Code] = set()
         self._rejections = 0
-        self._resting = False
         self._timers: dict[str, Timer] = {}
         self.last: CountersignedHead | None = None
         self.last_signed = b""
         self._renew_lease(loop.now_s())
         self.publish()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a head is on its way or being answered."""
-        return self._call is not None
 
     @property
     def _countersigned_size(self) -> int:
@@ -106,13 +90,13 @@ class HeadKeeper:
             self._after("interval", self._interval_s, self._beat)
         self._wanted = self._waiting is not None
         if self._waiting is None and self._log.size > self._countersigned_size:
-            self._waiting = _Waiting(
+            self._waiting = _WaitingHead(
                 head=self._log.head(), size=self._log.size, root=self._log.root, since_s=self._loop.now_s()
             )
             self._send()
 
     def _beat(self) -> None:
-        """See to it that there is a new head to send: an answer to an old one could be a replay."""
+        """Have a new head to send: an answer to an old one could be a replay."""
         if self._waiting is None and self._log.size == self._countersigned_size:
             self._log.append(EventType.NOTICE, {"code": "alive", "value": None})
         self.publish()
@@ -126,19 +110,19 @@ class HeadKeeper:
         self.rest()
         deadline_s = self._loop.now_s() + within_s
         self._retry_s, self._rejections = _FIRST_RETRY_S, 0
-        while self._countersigned_size < self._log.size and self._rejections < _LAST_TRIES:
+        while (size := self._countersigned_size) < self._log.size and self._rejections < _LAST_TRIES:
             if self._waiting is None:
                 self.publish()
             elif self._call is None and self._rejections == 0:
                 self._send()
-            moved_on = partial(self._moved_on, self._countersigned_size)
+            moved_on = partial(self._moved_on, size)
             if not self._loop.run_until(moved_on, within_s=deadline_s - self._loop.now_s()):
                 break
         self.close()
         return self._countersigned_size == self._log.size
 
     def rest(self) -> None:
-        """Let the lease and the next head be: the run is ending."""
+        """Stop the lease and the next head: the run is ending."""
         self._resting = True
         self._cancel("lease")
         self._cancel("interval")
@@ -158,18 +142,18 @@ class HeadKeeper:
         if self._waiting is None or self._call is not None:
             return
         self._cancel("retry")
-        proof = self._log.consistency(self._countersigned_size, self._waiting.size)
-        submission = HeadSubmission(head=self._waiting.head, proof=tuple(proof))
+        proof = tuple(self._log.consistency(self._countersigned_size, self._waiting.size))
+        submission = HeadSubmission(head=self._waiting.head, proof=proof)
         self._call = self._gate.begin(HEADS_PATH, submission.encode(), self._answered)
 
-    def _answered(self, call: Call) -> None:
+    def _answered(self, call: BrokerCall) -> None:
         self._call = None
         try:
             self._take(call.body())
         except GlasshouseError as error:
-            # Nothing that is not countersigned is believed, a refusal neither: anybody on the way can send one.
-            if error.code not in self._known:
-                self._known.add(error.code)
+            # Nothing that is not countersigned counts, a refusal neither: any hop on the way can send one.
+            if error.code not in self._met:
+                self._met.add(error.code)
                 self._trouble(error.code)
             self._rejections += error.code is not Code.BROKER_UNREACHABLE
             self._after("retry", self._retry_s, self._send)
@@ -180,16 +164,14 @@ class HeadKeeper:
         if waiting is None:
             return
         try:
-            found = CountersignedHead.parse(
-                answer, broker_public=self._trust.broker_public, evidence_public=self._trust.evidence_public
-            )
+            found = CountersignedHead.parse(answer, **self._keys)
         except FormatError:
             raise PeerError(Code.BROKER_UNTRUSTED, "a head that the broker's key did not countersign") from None
         if (found.head.size, found.head.root) != (waiting.size, waiting.root):
             raise PeerError(Code.BROKER_PROTOCOL, "a countersignature on another head")
         self.last, self.last_signed = found, waiting.head
         self._waiting = None
-        self._known.clear()
+        self._met.clear()
         self._retry_s = _FIRST_RETRY_S
         self._renew_lease(waiting.since_s)
         self._countersigned(found.encode())
@@ -204,7 +186,7 @@ class HeadKeeper:
             self._after("lease", max(0.0, since_s + self._lease_s - self._loop.now_s()), self._lease_lost)
 
     def _lease_lost(self) -> None:
-        raise RunError(Code.LEASE_LOST, "no word from the broker for the length of the lease")
+        raise RunError(Code.LEASE_LOST, "no countersignature from the broker for the length of the lease")
 
     def _after(self, name: str, delay_s: float, handler: Callable[[], None]) -> None:
         self._cancel(name)

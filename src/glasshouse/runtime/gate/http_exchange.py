@@ -1,7 +1,7 @@
 """One HTTP/1.1 request and its answer, as bytes: no socket, no clock.
 
 Only what the broker's runtime listener needs: POST with a body, answered with a status and a body of a
-length told in advance. Redirects, chunked bodies, informational answers and upgrades are refused, for
+length given in advance. Redirects, chunked bodies, informational answers and upgrades are refused, for
 each is a way to be led astray. (The standard library's client costs the agent 0.2 s and 7 MB, because
 every module is compiled from measured source at start.)
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from glasshouse.errors import Code, PeerError
 
-__all__ = ["Address", "Answer", "AnswerReader", "parse_url", "request"]
+__all__ = ["Address", "AnswerReader", "HttpAnswer", "parse_url", "request"]
 
 MAX_HEAD_BYTES = 8192
 MAX_BODY_BYTES = 256 * 1024
@@ -39,7 +39,7 @@ class Address:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class HttpAnswer:
     """What came back."""
 
     status: int
@@ -79,20 +79,18 @@ class AnswerReader:
         self._status = 0
         self._length = -1
 
-    def feed(self, data: bytes) -> Answer | None:
+    def feed(self, data: bytes) -> HttpAnswer | None:
         """Take more bytes and return the answer once it is whole.
 
         Raises:
-            PeerError: `broker-protocol`: not the HTTP that is spoken here, or too long.
+            PeerError: `broker-protocol`: not this HTTP, or too long.
         """
         self._received += data
-        if self._length < 0 and not self._read_head():
-            return None
-        if len(self._received) < self._length:
+        if (self._length < 0 and not self._read_head()) or len(self._received) < self._length:
             return None
         if len(self._received) > self._length:
-            raise _unexpected("an answer longer than it says")
-        return Answer(status=self._status, body=bytes(self._received))
+            raise _unexpected("an answer longer than its length")
+        return HttpAnswer(status=self._status, body=bytes(self._received))
 
     def _read_head(self) -> bool:
         end = self._received.find(b"\r\n\r\n")
@@ -122,4 +120,4 @@ class AnswerReader:
 
 
 def _unexpected(what: str) -> PeerError:
-    return PeerError(Code.BROKER_PROTOCOL, f"the broker does not speak the expected HTTP: {what}")
+    return PeerError(Code.BROKER_PROTOCOL, f"not the HTTP that is expected of the broker: {what}")

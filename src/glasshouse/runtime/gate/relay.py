@@ -1,6 +1,6 @@
 """Between the machines of one group: a process that makes connections, and cannot read what goes over them.
 
-It is forked by the agent at the start, before there is a secret, and told by the agent which machine this is; then it
+It is forked by the agent at the start, before there is a secret, and given by the agent which machine this is; then it
 listens at that machine's address, and calls the others when the worker asks. Each connection is handed to the
 worker as a descriptor (SCM_RIGHTS); the worker authenticates and seals it (`workloads.relay`). Laws: it holds no
 key and no descriptor of the agent's; strangers cost it one descriptor for a moment; it does not outlive the
@@ -10,7 +10,7 @@ agent; the worker has its other end only with the grant, and only in a job whose
 worker → relay   1, machine, number       call that machine
 relay → worker   1, machine, number       it is called: with the descriptor
 relay → worker   2, machine, number       it cannot be
-relay → worker   3, 0, 0                  somebody called here: with the descriptor
+relay → worker   3, 0, 0                  a call came in: with the descriptor
 ```
 Each is one message of `MESSAGE` over a SOCK_SEQPACKET socket.
 """
@@ -26,11 +26,10 @@ import signal
 import socket
 import struct
 import time
-from typing import NoReturn
 
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.confine import seccomp
-from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, REAL, KernelError, close_all_but
+from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, REAL, KernelError, detach, end_child
 from glasshouse.runtime.loop import interrupted
 
 __all__ = ["CALL", "CALLED", "FAILED", "MESSAGE", "Relay", "start"]
@@ -40,7 +39,6 @@ CALL, FAILED, CALLED = 1, 2, 3
 
 _ANSWER_S = 5.0
 _CALL_S = 10.0
-_REAP_S = 2.0
 _BACKLOG = 64
 _MOST_CALLS = 256
 
@@ -49,7 +47,6 @@ class Relay:
     """The agent's handle on its relay.
 
     Attributes:
-        pid: the process.
         worker_end: what the worker is given; closed by `stop`.
     """
 
@@ -80,10 +77,7 @@ class Relay:
         if self.pid:
             self._commands.close()
             self.worker_end.close()
-            os.kill(self.pid, signal.SIGKILL)
-            deadline = time.monotonic() + _REAP_S
-            while not os.waitpid(self.pid, os.WNOHANG)[0] and time.monotonic() < deadline:
-                time.sleep(0.001)  # a tracer can keep it from being reaped, and nothing else
+            end_child(self.pid)
             self.pid = 0
 
 
@@ -97,48 +91,34 @@ def start(peers: tuple[str, ...]) -> Relay:
     worker_end, calls = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
-        _live(theirs, calls, [_address(peer) for peer in peers])
+        try:
+            _withdraw({theirs.fileno(), calls.fileno()})
+            _Switch(theirs, calls, peers).serve()
+        finally:
+            os._exit(0)
     theirs.close()
     calls.close()
     commands.settimeout(_ANSWER_S)
     return Relay(pid, commands, worker_end)
 
 
-def _address(peer: str) -> tuple[str, int]:
-    host, _, port = peer.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _live(commands: socket.socket, calls: socket.socket, peers: list[tuple[str, int]]) -> NoReturn:
-    """Its whole life."""
-    try:
-        _withdraw({commands.fileno(), calls.fileno()})
-        _Switch(commands, calls, peers).serve()
-    finally:
-        os._exit(0)
-
-
 def _withdraw(keep: set[int]) -> None:
-    """Die with the agent, keep no descriptor of its, write nowhere, start nothing."""
+    """Die with the agent, keep no descriptor of its, start nothing."""
     REAL.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(nothing, standard)
-    close_all_but({0, 1, 2, *keep})
+    detach(keep)
     with contextlib.suppress(KernelError):  # what counts is observed on agent and worker; this holds nothing
         REAL.drop_capabilities()
         REAL.prctl(PR_SET_NO_NEW_PRIVS, 1)
-        if seccomp.supports(REAL.machine):
-            seccomp.install(REAL, seccomp.sealed_agent(REAL.machine, own_pid=os.getpid()))
+        seccomp.install(REAL, seccomp.sealed_agent(REAL.machine, own_pid=os.getpid()))
 
 
 class _Switch:
     """The relay's own side: one thread, one poll."""
 
-    def __init__(self, commands: socket.socket, calls: socket.socket, peers: list[tuple[str, int]]) -> None:
-        self._commands, self._calls, self._peers = commands, calls, peers
+    def __init__(self, commands: socket.socket, calls: socket.socket, peers: tuple[str, ...]) -> None:
+        self._commands, self._calls = commands, calls
+        split = [peer.rpartition(":") for peer in peers]
+        self._peers = [(host.removeprefix("[").removesuffix("]"), int(port)) for host, _, port in split]
         self._listener: socket.socket | None = None
         self._calling: dict[int, tuple[socket.socket, bytes, float]] = {}
         self._poll = select.poll()
@@ -180,11 +160,9 @@ class _Switch:
                 data = self._calls.recv(64)
         except BlockingIOError:
             return True
-        if not data:
-            return False
         if len(data) == MESSAGE.size and data[0] == CALL:
             self._call(data, data[1])
-        return True
+        return bool(data)
 
     def _call(self, asked: bytes, machine: int) -> None:
         try:
@@ -196,7 +174,7 @@ class _Switch:
                 connection.close()
                 raise OSError("nothing there")
         except OSError:
-            self._say(_failed(asked))
+            self._send(bytes([FAILED]) + asked[1:])
             return
         self._calling[connection.fileno()] = (connection, asked, time.monotonic() + _CALL_S)
         self._poll.register(connection, select.POLLOUT)
@@ -206,28 +184,22 @@ class _Switch:
         self._poll.unregister(descriptor)
         with connection:
             if late or connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                self._say(_failed(asked))
+                self._send(bytes([FAILED]) + asked[1:])
             else:
-                self._say(asked, connection)
+                self._send(asked, connection)
 
     def _accept(self, listener: socket.socket) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it is gone again
             connection = listener.accept()[0]
-        except OSError:
-            return  # it is gone again
-        with connection:
-            self._say(MESSAGE.pack(CALLED, 0, 0), connection)
+            with connection:
+                self._send(MESSAGE.pack(CALLED, 0, 0), connection)
 
-    def _say(self, message: bytes, connection: socket.socket | None = None) -> None:
-        """Tell the worker; one that does not listen loses the connection, and calls again if it was its own."""
+    def _send(self, message: bytes, connection: socket.socket | None = None) -> None:
+        """Send to the worker; one that does not read loses the connection, and calls again if it was its own."""
         passed = [] if connection is None else [connection.fileno()]
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
         with contextlib.suppress(OSError):
             self._calls.sendmsg([message], ancillary, socket.MSG_NOSIGNAL)
-
-
-def _failed(asked: bytes) -> bytes:
-    return bytes([FAILED]) + asked[1:]
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -240,7 +212,7 @@ def _listener(host: str, port: int) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
-            # Behind address translation the others know this machine by an address that it does not have itself.
+            # Behind address translation the others have an address of this machine that it does not have itself.
             listener.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))  # noqa: S104
         listener.listen(_BACKLOG)
     except OSError:

@@ -1,8 +1,8 @@
-"""Searches this process's own memory for needles, without leaving one behind.
+"""Searches this process's own memory for residue patterns, without leaving one behind.
 
 Every page that the process could have written is copied by `process_vm_readv` (/proc/self/mem is closed to a
-process that is not dumpable) into one reused buffer, searched there by libc, and wiped. Needles stay where
-they are, in secret memory: only their addresses are used. Laws: the buffer and the needles' own region are
+process that is not dumpable) into one reused buffer, searched there by libc, and wiped. Patterns stay where
+they are, in secret memory: only their addresses are used. Laws: the buffer and the patterns' own region are
 not searched; a page that could not be read is counted, never skipped in silence.
 """
 
@@ -30,22 +30,16 @@ _KERNELS_OWN = (b"[vvar", b"[vdso", b"[vsyscall")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """What a search of memory came to.
+    """What a search of memory came to."""
 
-    Attributes:
-        found: indices of the needles that were found.
-        searched_bytes: how much was read.
-        unreadable: how many regions could not be read.
-    """
-
-    found: frozenset[int]
-    searched_bytes: int
-    unreadable: int
+    found: frozenset[int]  # indices of the needles that were found
+    searched_bytes: int  # how much was read
+    unreadable: int  # how many regions could not be read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Region:
-    """A range of addresses; `sparse` when its untouched pages can be told and left out."""
+    """A range of addresses; `sparse` when its untouched pages can be left out."""
 
     start: int
     end: int
@@ -53,16 +47,12 @@ class _Region:
 
 
 def search_self(needles: Iterable[memoryview], *, own: Sequence[SecretMemory], kernel: Kernel = REAL) -> Search:
-    """Search all memory of this process that is not a plain copy of a file.
+    """Search all memory of this process that is not a plain copy of a file; raises `OSError` without its map.
 
     Args:
         needles: writable views into secret memory.
-        own: the secret memory that this process maps: the needles' and others. It is left out; whoever
-            calls asks each for `is_zero`.
-        kernel: the kernel.
-
-    Raises:
-        OSError: this process's own map cannot be read.
+        own: the secret memory that this process maps: the patterns' and others. It is left out; the caller asks each
+            for `is_zero`.
     """
     with Finder(needles, kernel=kernel) as finder:
         left_out = [finder.buffer_range]

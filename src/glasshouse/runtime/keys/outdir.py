@@ -18,45 +18,43 @@ reserve is kept so that a disk filled by outputs still has room for how the run 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
-from glasshouse.errors import Code, GlasshouseError, RunError, UsageError
+from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.runtime.watchdog.session_record import NAME as SESSION_NAME
 from glasshouse.runtime.watchdog.session_record import SessionRecord
 
-__all__ = ["OutDir", "PartialFile", "disk_error"]
+__all__ = ["OutDir", "PartialFile", "disk_errors"]
 
 _RESERVE_BYTES = 512 * 1024
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def disk_error(error: OSError) -> GlasshouseError:
-    """Say in our words that the run's folder cannot be written to."""
-    reason = os.strerror(error.errno) if error.errno else "unknown"
-    return RunError(Code.DISK_FULL, f"the run's folder cannot be written to ({reason})")
+@contextmanager
+def disk_errors(discard: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Raise `RunError` (`disk-full`), in our words, for an `OSError` of the block; `discard` is called before."""
+    try:
+        yield
+    except OSError as error:
+        discard()
+        reason = os.strerror(error.errno) if error.errno else "unknown"
+        raise RunError(Code.DISK_FULL, f"the run's folder cannot be written to ({reason})") from None
 
 
 class PartialFile:
-    """A file that has its final name only once `keep` was called."""
+    """A file that has its final name only once `keep` was called; raises `RunError`."""
 
     def __init__(self, final: str) -> None:
-        self._final = final
-        self._partial = final + ".partial"
-        try:
+        self._final, self._partial = final, final + ".partial"
+        with disk_errors():
             self.stream = os.fdopen(os.open(self._partial, _FLAGS, 0o600), "wb", buffering=0)
-        except OSError as error:
-            raise disk_error(error) from None
 
     def keep(self) -> None:
-        """Close the file and give it its final name.
-
-        Raises:
-            RunError: `disk-full`.
-        """
-        try:
+        """Close the file and give it its final name; raises `RunError`."""
+        with disk_errors():
             self.stream.close()
             os.rename(self._partial, self._final)
-        except OSError as error:
-            raise disk_error(error) from None
 
     def discard(self) -> None:
         """Remove the file; one that is gone or kept is fine."""
@@ -67,14 +65,7 @@ class PartialFile:
 
 
 class OutDir:
-    """The run's folder.
-
-    Args:
-        root: made if need be; must not hold a run already.
-
-    Raises:
-        UsageError: `usage`: it cannot be made, or holds a run.
-    """
+    """The run's folder, made if need be; raises `UsageError` where it cannot be made, or holds a run."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -86,18 +77,15 @@ class OutDir:
             self._heads = os.open(f"{root}/heads.log", _FLAGS | os.O_APPEND, 0o600)
         except OSError:
             raise UsageError(Code.USAGE, "the output folder cannot be made, or holds a run already") from None
-        self._keep_reserve()
+        with self._opened(".reserve") as reserve:
+            os.posix_fallocate(reserve, 0, _RESERVE_BYTES)
 
     def event(self, line: bytes) -> None:
-        """Append a line to the event log.
-
-        Raises:
-            RunError: `disk-full`; the log ends with a whole line then.
-        """
+        """Append a line to the event log, whole or not at all; raises `RunError`."""
         _append(self._events, line)
 
     def head(self, countersigned: bytes) -> None:
-        """Append a countersigned head; raises `RunError` as `event` does."""
+        """Append a countersigned head; raises `RunError`."""
         _append(self._heads, countersigned + b"\n")
 
     def sealed(self, folder: str, sequence: int) -> PartialFile:
@@ -107,24 +95,15 @@ class OutDir:
     def receipt(self, bundle: bytes) -> None:
         """Write the bundle, whole or not at all; raises `RunError`."""
         file = PartialFile(f"{self._root}/receipt.json")
-        try:
+        with disk_errors(file.discard):
             file.stream.write(bundle)
             os.fsync(file.stream.fileno())
-        except OSError as error:
-            file.discard()
-            raise disk_error(error) from None
         file.keep()
 
     def worker(self, session: SessionRecord) -> None:
         """Keep which session is the worker's, until `worker_gone`; raises `RunError`."""
-        try:
-            descriptor = os.open(f"{self._root}/{SESSION_NAME}", _FLAGS, 0o600)
-        except OSError as error:
-            raise disk_error(error) from None
-        try:
+        with self._opened(SESSION_NAME) as descriptor:
             _append(descriptor, session.to_line())
-        finally:
-            os.close(descriptor)
 
     def worker_gone(self) -> None:
         """Remove that; nothing happens where there is none."""
@@ -139,30 +118,24 @@ class OutDir:
         """Free the reserve: from now on only the end of the run is written."""
         _remove(f"{self._root}/.reserve")
 
-    def _keep_reserve(self) -> None:
-        try:
-            descriptor = os.open(f"{self._root}/.reserve", _FLAGS, 0o600)
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        with disk_errors():
+            descriptor = os.open(f"{self._root}/{name}", _FLAGS, 0o600)
             try:
-                os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
+                yield descriptor
             finally:
                 os.close(descriptor)
-        except OSError as error:
-            raise disk_error(error) from None
 
 
 def _remove(path: str) -> None:
-    try:
+    with suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        return
 
 
 def _append(descriptor: int, line: bytes) -> None:
-    before = os.lseek(descriptor, 0, os.SEEK_END)
-    try:
-        written = os.write(descriptor, line)
-        if written != len(line):
+    with disk_errors():
+        before = os.lseek(descriptor, 0, os.SEEK_END)
+        if os.write(descriptor, line) != len(line):
             os.ftruncate(descriptor, before)
             raise RunError(Code.DISK_FULL, "the run's folder is full")
-    except OSError as error:
-        raise disk_error(error) from None

@@ -50,14 +50,10 @@ class SealedLog:
         sealing: Sealing,
         sealed: Callable[[SealedOutput], None],
     ) -> None:
-        self._loop = loop
-        self._out = out
-        self._sealing = sealing
-        self._sealed = sealed
+        self._loop, self._out, self._sealing, self._sealed = loop, out, sealing, sealed
         self.memory = SecretMemory(SEGMENT_BYTES)
         self._buffer = self.memory.view
-        self._filled = 0
-        self._sequence = 0
+        self._filled = self._sequence = 0
         self._left = TOTAL_BYTES
         self._wait_s = _FIRST_WAIT_S
         self._timer: Timer | None = None
@@ -67,11 +63,7 @@ class SealedLog:
             loop.watch(descriptor, partial(self._read, descriptor))
 
     def finish(self) -> None:
-        """Take what is still in the streams, within some seconds, close them and seal the last segment.
-
-        Raises:
-            RunError: `disk-full`.
-        """
+        """Take what is still in the streams, within some seconds, close them and seal the last segment."""
         until_s = time.monotonic() + _DRAIN_S
         for descriptor in list(self._open):
             while descriptor in self._open and time.monotonic() < until_s and self._read(descriptor):
@@ -87,11 +79,7 @@ class SealedLog:
             self._timer.cancel()
 
     def flush(self) -> None:
-        """Seal what is buffered as a segment, and zero it whether or not that succeeds.
-
-        Raises:
-            RunError: `disk-full`.
-        """
+        """Seal what is buffered as a segment, and zero it whether or not that succeeds; raises `RunError`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

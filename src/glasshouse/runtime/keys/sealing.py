@@ -12,20 +12,16 @@ from glasshouse.errors import Code, GlasshouseError, RunError
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES
 from glasshouse.package.limits import OutputLimits
 from glasshouse.package.outputs import OutputSealer, SealedOutput
-from glasshouse.runtime.keys.outdir import OutDir, disk_error
+from glasshouse.runtime.keys.outdir import OutDir, disk_errors
 
 __all__ = ["Outputs", "SealedFile", "Sealing"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sealing:
-    """To whom, and for which run, this machine seals.
+    """To whom, and for which run, this machine seals."""
 
-    Attributes:
-        recipients: HPKE public keys from the owner-signed manifest, and from nowhere else.
-    """
-
-    recipients: tuple[bytes, ...]
+    recipients: tuple[bytes, ...]  # HPKE public keys from the owner-signed manifest, and from nowhere else
     run_id: str
     manifest_sha256: bytes
 
@@ -35,7 +31,7 @@ class SealedFile:
 
     Args:
         folder: ``outputs`` or ``log``.
-        kind: what the header says it is; see `package.outputs`.
+        kind: for its header; see `package.outputs`.
 
     Raises:
         RunError: `disk-full`, from every method; the partial file is gone then.
@@ -54,38 +50,30 @@ class SealedFile:
     ) -> None:
         self._file = out.sealed(folder, sequence)
         try:
-            self._sealer = OutputSealer(
-                self._file.stream,
-                recipients=sealing.recipients,
-                run_id=sealing.run_id,
-                manifest_sha256=sealing.manifest_sha256,
-                name=name,
-                sequence=sequence,
-                kind=kind,
-                chunk_bytes=chunk_bytes,
-            )
-        except OSError as error:
-            self._file.discard()
-            raise disk_error(error) from None
+            with disk_errors():
+                self._sealer = OutputSealer(
+                    self._file.stream,
+                    recipients=sealing.recipients,
+                    run_id=sealing.run_id,
+                    manifest_sha256=sealing.manifest_sha256,
+                    name=name,
+                    sequence=sequence,
+                    kind=kind,
+                    chunk_bytes=chunk_bytes,
+                )
         except GlasshouseError:
             self._file.discard()
             raise
 
     def update(self, plaintext: memoryview) -> None:
         """Seal more of it; the caller zeroes `plaintext`."""
-        try:
+        with disk_errors(self.discard):
             self._sealer.update(plaintext)
-        except OSError as error:
-            self.discard()
-            raise disk_error(error) from None
 
     def finish(self) -> SealedOutput:
         """Seal the end and give the file its name."""
-        try:
+        with disk_errors(self.discard):
             sealed = self._sealer.finish()
-        except OSError as error:
-            self.discard()
-            raise disk_error(error) from None
         self._sealer.wipe()
         self._file.keep()
         return sealed
@@ -99,17 +87,16 @@ class SealedFile:
 class Outputs:
     """The outputs of one run, one after the other: no more than its job allows.
 
+    Every method raises `RunError`: `worker-failed` out of turn, `output-refused` beyond the job's limits, `disk-full`.
+
     Args:
-        limits: from the sealed index, as the custodian read it: the worker's word on them counts for nothing.
+        limits: from the sealed index, as the custodian read it: the worker cannot change them.
     """
 
     def __init__(self, out: OutDir, sealing: Sealing, limits: OutputLimits) -> None:
-        self._out = out
-        self._sealing = sealing
+        self._out, self._sealing, self._limits = out, sealing, limits
         self._current: SealedFile | None = None
-        self._left = 0
-        self._limits = limits
-        self._count = self._bytes = 0
+        self._left = self._count = self._bytes = 0
 
     @property
     def in_progress(self) -> bool:
@@ -117,11 +104,7 @@ class Outputs:
         return self._current is not None
 
     def begin(self, *, name: str, kind: str, size: int) -> None:
-        """Open the next output.
-
-        Raises:
-            RunError: `worker-failed` out of turn; `output-refused` beyond the job's limits; `disk-full`.
-        """
+        """Open the next output."""
         if self._current is not None:
             raise _out_of_turn()
         if self._count >= self._limits.count:
@@ -136,14 +119,14 @@ class Outputs:
         self._bytes += size
 
     def data(self, plaintext: memoryview) -> None:
-        """Seal more of the current output; raises as `begin`."""
+        """Seal more of the current output."""
         if self._current is None or len(plaintext) > self._left:
             raise _out_of_turn()
         self._current.update(plaintext)
         self._left -= len(plaintext)
 
     def end(self, sha256: bytes) -> SealedOutput:
-        """Close the current output; its digest must be what the worker saw. Raises as `begin`."""
+        """Close the current output; its digest must be what the worker saw."""
         if self._current is None or self._left:
             raise _out_of_turn()
         sealed, self._current = self._current.finish(), None
@@ -159,4 +142,4 @@ class Outputs:
 
 
 def _out_of_turn() -> RunError:
-    return RunError(Code.WORKER_FAILED, "the worker sent an output out of turn, or more of it than it said")
+    return RunError(Code.WORKER_FAILED, "the worker sent an output out of turn, or more of it than announced")

@@ -29,21 +29,21 @@ Before = Mapping[tuple[int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _SharedFile:
     path: str
     identity: tuple[int, int]
     state: tuple[int, int]
 
     @classmethod
-    def of(cls, path: str, status: os.stat_result) -> _File:
+    def of(cls, path: str, status: os.stat_result) -> _SharedFile:
         return cls(path, (status.st_dev, status.st_ino), (status.st_ctime_ns, status.st_size))
 
 
 @dataclass(slots=True)
-class _Look:
+class _Listing:
     """One listing of everything below a folder."""
 
-    files: list[_File] = field(default_factory=list)
+    files: list[_SharedFile] = field(default_factory=list)
     vanished: int = 0
     closed: int = 0
 
@@ -52,7 +52,6 @@ def look_before(folder: str = FOLDER, *, now_ns: int) -> Before:
     """Return the files that are there while the run has no secret yet.
 
     Args:
-        folder: where shared memory is mounted.
         now_ns: the time by the clock that stamps files; what changed within the second before is left out.
     """
     try:
@@ -66,9 +65,8 @@ def search(finder: Finder, before: Before, folder: str = FOLDER) -> int:
     """Search what is new or changed, smallest first, until something is found.
 
     Args:
-        finder: the needles, and where what is found is noted.
+        finder: what is searched for, and where what is found is noted.
         before: what `look_before` returned; empty to search every file.
-        folder: where shared memory is mounted.
 
     Returns:
         how many files or folders could not be searched.
@@ -101,13 +99,13 @@ def search(finder: Finder, before: Before, folder: str = FOLDER) -> int:
     return look.vanished
 
 
-def _look(folder: str) -> _Look:
+def _look(folder: str) -> _Listing:
     """List the files below a folder that a process of this user may have written.
 
     Raises:
         OSError: the folder itself cannot be listed.
     """
-    look, pending = _Look(), [folder]
+    look, pending = _Listing(), [folder]
     while pending:
         directory = pending.pop()
         try:
@@ -125,7 +123,7 @@ def _look(folder: str) -> _Look:
     return look
 
 
-def _sort(entry: os.DirEntry[str], look: _Look, pending: list[str]) -> None:
+def _sort(entry: os.DirEntry[str], look: _Listing, pending: list[str]) -> None:
     try:
         status = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -135,12 +133,12 @@ def _sort(entry: os.DirEntry[str], look: _Look, pending: list[str]) -> None:
         pending.append(entry.path)
     elif stat.S_ISREG(status.st_mode) and (status.st_uid == os.geteuid() or status.st_mode & 0o022):
         if len(look.files) < _MAX_FILES:
-            look.files.append(_File.of(entry.path, status))
+            look.files.append(_SharedFile.of(entry.path, status))
         else:
             look.closed += 1
 
 
-def _search_file(file: _File, finder: Finder) -> bool:
+def _search_file(file: _SharedFile, finder: Finder) -> bool:
     """Search one file; returns whether that reached its end within the limit.
 
     Raises:
@@ -149,7 +147,7 @@ def _search_file(file: _File, finder: Finder) -> bool:
     """
     descriptor = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        found = _File.of(file.path, os.fstat(descriptor))
+        found = _SharedFile.of(file.path, os.fstat(descriptor))
         if found.identity != file.identity:
             raise FileNotFoundError(errno.ENOENT, "another file has this name now")
         # What is added after this is not the run's: its processes have ended.

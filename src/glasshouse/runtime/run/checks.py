@@ -25,7 +25,7 @@ from glasshouse.runtime.kernel import (
     KernelError,
 )
 from glasshouse.runtime.keys.secret_memory import SecretMemory
-from glasshouse.runtime.watchdog.watchdog import Sentinel
+from glasshouse.runtime.watchdog.watchdog import Watchdog
 from glasshouse.runtime.worker.sandbox import Worker, default_read_paths
 
 __all__ = ["details", "harden_agent", "observe_agent", "observe_worker", "seal_agent"]
@@ -36,15 +36,11 @@ _NO_SUCH_KEYCTL = 9999
 _STARTED_WITH = tuple(os.environ)
 # What the worker's launcher tries from inside its sandbox.
 _TRIED_INSIDE = ("debug-env-clean", "egress-closed", "landlock", "metadata-closed", "preload-clean", "seccomp-filter")
-_MAX_DETAILS = 31  # and one that the story may add
+_MAX_DETAILS = 31  # and one that the lifecycle may add
 
 
 def harden_agent(kernel: Kernel = REAL) -> list[str]:
-    """Harden this process; to be called first, before it has threads, children or secrets.
-
-    Returns:
-        what could not be done here, as small words; `observe_agent` decides what that means.
-    """
+    """Harden this process, before it has threads, children or secrets; return what could not be done."""
     notes = []
     for name, step in (
         # While this process is dumpable: only then a user may write its own files in /proc.
@@ -53,7 +49,7 @@ def harden_agent(kernel: Kernel = REAL) -> list[str]:
         ("dumpable", lambda: kernel.prctl(PR_SET_DUMPABLE, 0)),
         ("no-new-privs", lambda: kernel.prctl(PR_SET_NO_NEW_PRIVS, 1)),
         ("memory-lock", lambda: memory_limits.lock_memory(kernel)),
-        ("seccomp", lambda: _filter(kernel)),
+        ("seccomp", lambda: seccomp.install(kernel, seccomp.agent(kernel.machine, own_pid=os.getpid()))),
     ):
         try:
             step()
@@ -65,10 +61,9 @@ def harden_agent(kernel: Kernel = REAL) -> list[str]:
 
 
 def seal_agent(kernel: Kernel = REAL) -> list[str]:
-    """Give up what only the building of the sandbox needed; to be called once the worker is confirmed.
+    """Give up what only the building of the sandbox needed, once the worker is confirmed; return what was refused.
 
-    From here on this process starts no program, makes no namespace and has no capability but to write its
-    own files. Returns what could not be done.
+    From here on this process starts no program, makes no namespace and has no capability but to write its own files.
     """
     notes = []
     try:
@@ -77,21 +72,19 @@ def seal_agent(kernel: Kernel = REAL) -> list[str]:
     except KernelError:
         notes.append("no-capability-drop")
     try:
-        if seccomp.supports(kernel.machine):
-            seccomp.install(kernel, seccomp.sealed_agent(kernel.machine, own_pid=os.getpid()))
+        seccomp.install(kernel, seccomp.sealed_agent(kernel.machine, own_pid=os.getpid()))
     except KernelError:
         notes.append("no-seccomp")
     return notes
 
 
 def observe_agent(
-    *, kernel: Kernel = REAL, sentinel: Sentinel | None, secret: SecretMemory | None
+    *, kernel: Kernel = REAL, watchdog: Watchdog | None, secret: SecretMemory | None
 ) -> dict[str, CheckResult]:
     """Observe this process.
 
     Args:
-        kernel: the kernel.
-        sentinel: who watches it; None fails `watched`.
+        watchdog: None fails `watched`.
         secret: the secret memory in use, on which a reader is tried; None fails `secret-memory`.
     """
     names = [*_STARTED_WITH, *os.environ]
@@ -100,24 +93,23 @@ def observe_agent(
         "debug-env-clean": _passed(not trials.environment(names) and _interpreter_is_plain()),
         "memory-locked": _memory_locked(kernel),
         "no-swap": _no_swap(kernel, os.getpid(), locked=_memory_locked(kernel)),
-        "not-dumpable": _agent_not_dumpable(kernel, sentinel),
+        "not-dumpable": _agent_not_dumpable(kernel, watchdog),
         "preload-clean": _passed(not trials.libraries(kernel, names) and not _foreign_libraries(kernel)),
         "seccomp-filter": _agent_filter(kernel),
         "secret-memory": _secret(secret),
-        "watched": _passed(sentinel is not None and sentinel.watching()),
+        "watched": _passed(watchdog is not None and watchdog.watching()),
         **_threads(kernel, os.getpid()),
     }
 
 
 def observe_worker(
-    worker: Worker, *, kernel: Kernel = REAL, sentinel: Sentinel | None, secret: SecretMemory | None
+    worker: Worker, *, kernel: Kernel = REAL, watchdog: Watchdog | None, secret: SecretMemory | None
 ) -> dict[str, CheckResult]:
-    """Observe the worker, and the init above it, after it said `ready`, and again before it is given anything.
+    """Observe the worker, and the init above it, once it is ready, and again before it is given anything.
 
     Args:
         worker: confirmed; what its launcher tried is in its report.
-        kernel: the kernel.
-        sentinel: who watches it; None fails `watched`.
+        watchdog: None fails `watched`.
         secret: the kind of memory that it will be given.
     """
     pid, report = worker.pid, worker.report
@@ -132,14 +124,14 @@ def observe_worker(
         **tried,
         "core-limit-zero": _passed(all(core_dumps.closed(kernel, _core_limit(kernel, one)) for one in both)),
         "no-swap": _no_swap(kernel, pid, locked=_UNAVAILABLE),
-        "not-dumpable": _not_dumpable(kernel, pid, sentinel),
+        "not-dumpable": _not_dumpable(kernel, pid, watchdog),
         "secret-memory": _secret(secret),
-        "watched": _passed(sentinel is not None and sentinel.watching(pid)),
+        "watched": _passed(watchdog is not None and watchdog.watching(pid)),
         "workspace-in-memory": _UNAVAILABLE if report.workspace is WorkspaceKind.DIRECTORY else _PASSED,
         **_threads(kernel, pid),
     }
     for one in both[1:]:
-        above = {"not-dumpable": _not_dumpable(kernel, one, sentinel), **_threads(kernel, one)}
+        above = {"not-dumpable": _not_dumpable(kernel, one, watchdog), **_threads(kernel, one)}
         observed |= {name: _worse(observed[name], result) for name, result in above.items()}
     return observed
 
@@ -152,10 +144,7 @@ def details(worker: Worker, kernel: Kernel = REAL) -> dict[str, str | int]:
     if mounts.processes_are_visible(kernel):
         found["processes-visible"] = 1
     notes = worker.report.notes if worker.report is not None else ()
-    for note in notes[: _MAX_DETAILS - len(found)]:
-        if not note.startswith("landlock-abi"):
-            found[note] = 1
-    return found
+    return found | {note: 1 for note in notes[: _MAX_DETAILS - len(found)] if not note.startswith("landlock-abi")}
 
 
 def _passed(held: bool) -> CheckResult:
@@ -166,28 +155,17 @@ def _worse(one: CheckResult, other: CheckResult) -> CheckResult:
     return one if one is not _PASSED else other
 
 
-def _filter(kernel: Kernel) -> None:
-    if not seccomp.supports(kernel.machine):
-        raise KernelError("seccomp", errno.ENOSYS)
-    seccomp.install(kernel, seccomp.agent(kernel.machine, own_pid=os.getpid()))
-
-
 def _threads(kernel: Kernel, pid: int) -> dict[str, CheckResult]:
     """Read the state of every thread."""
     try:
         states = [kernel.status(pid, thread) for thread in kernel.threads(pid)]
     except OSError:
-        return {"no-new-privs": _FAILED, "not-traced": _FAILED}
-    return {
-        "no-new-privs": _every(states, "NoNewPrivs", "1"),
-        "not-traced": _every(states, "TracerPid", "0"),
-    }
-
-
-def _every(states: list[dict[str, str]], name: str, value: str) -> CheckResult:
-    if any(name not in state for state in states):
-        return _UNAVAILABLE
-    return _passed(bool(states) and all(state[name] == value for state in states))
+        states = []
+    found = {}
+    for check, name, value in (("no-new-privs", "NoNewPrivs", "1"), ("not-traced", "TracerPid", "0")):
+        held = [state.get(name) for state in states]
+        found[check] = _UNAVAILABLE if None in held else _passed(bool(held) and set(held) == {value})
+    return found
 
 
 def _filter_mode(kernel: Kernel, pid: int) -> str | None:
@@ -205,7 +183,7 @@ def _agent_filter(kernel: Kernel) -> CheckResult:
         return _UNAVAILABLE
     if mode != "2":
         return _FAILED
-    # Without a filter the first of these says that there is no such command, and the second succeeds or not.
+    # Without a filter the first of these fails as there is no such command, and the second succeeds or not.
     for name, arguments in (("keyctl", (_NO_SUCH_KEYCTL,)), ("io_uring_setup", (1, bytes(120)))):
         try:
             kernel.call(name, *arguments)
@@ -216,21 +194,21 @@ def _agent_filter(kernel: Kernel) -> CheckResult:
     return _PASSED
 
 
-def _agent_not_dumpable(kernel: Kernel, sentinel: Sentinel | None) -> CheckResult:
+def _agent_not_dumpable(kernel: Kernel, watchdog: Watchdog | None) -> CheckResult:
     try:
         if kernel.prctl(PR_GET_DUMPABLE) != 0:
             return _FAILED
     except KernelError:
         return _UNAVAILABLE
-    return _not_dumpable(kernel, os.getpid(), sentinel)
+    return _not_dumpable(kernel, os.getpid(), watchdog)
 
 
-def _not_dumpable(kernel: Kernel, pid: int, sentinel: Sentinel | None) -> CheckResult:
+def _not_dumpable(kernel: Kernel, pid: int, watchdog: Watchdog | None) -> CheckResult:
     """Observe from outside that a process is not dumpable.
 
     For a user other than root the kernel itself shows it: the files of /proc/PID belong to root. For root they
-    always do; there the sentinel, root without a capability, tries to open one and must be refused. The worker
-    has no more capabilities than the sentinel, so that nothing but the flag refuses it. The agent may have more,
+    always do; there the watchdog, root without a capability, tries to open one and must be refused. The worker
+    has no more capabilities than the watchdog, so that nothing but the flag refuses it. The agent may have more,
     which would refuse it too: `_agent_not_dumpable` therefore reads its own flag first. Root with
     CAP_SYS_PTRACE is refused by neither, nor is the same user where the worker is in a user namespace.
     """
@@ -240,7 +218,7 @@ def _not_dumpable(kernel: Kernel, pid: int, sentinel: Sentinel | None) -> CheckR
             return _passed(os.stat(f"/proc/{pid}/environ").st_uid != user)  # noqa: PTH116
     except (OSError, KeyError):
         return _FAILED
-    refused = None if sentinel is None else sentinel.refuses_readers(pid)
+    refused = None if watchdog is None else watchdog.refuses_readers(pid)
     return _UNAVAILABLE if refused is None else _passed(refused)
 
 
@@ -257,7 +235,7 @@ def _core_limit(kernel: Kernel, pid: int) -> tuple[int, int]:
 
 
 def _memory_locked(kernel: Kernel) -> CheckResult:
-    """Look whether every writable page of this process is locked (`lo` among the flags of its mapping)."""
+    """Return whether every writable page of this process is locked (`lo` among the flags of its mapping)."""
     try:
         text = kernel.read("/proc/self/smaps")
     except OSError:
@@ -274,7 +252,7 @@ def _memory_locked(kernel: Kernel) -> CheckResult:
 
 
 def _no_swap(kernel: Kernel, pid: int, *, locked: CheckResult) -> CheckResult:
-    """Look whether memory of a process can reach a swap device: none is there, its group may not, or all is locked."""
+    """Return whether memory of a process stays off swap devices: there is none, its group may not, or all is locked."""
     try:
         if len(kernel.read("/proc/swaps").splitlines()) <= 1:
             return _PASSED
@@ -309,12 +287,9 @@ def _interpreter_is_plain() -> bool:
     return bool(sys.flags.isolated) and bool(sys.flags.dont_write_bytecode) and not watched and not debuggers
 
 
-def _foreign_libraries(kernel: Kernel) -> list[str]:
-    """Return executable mappings from files that are neither the interpreter's nor the system's."""
+def _foreign_libraries(kernel: Kernel) -> bool:
+    """Return whether an executable mapping is of a file that is neither the interpreter's nor the system's."""
     prefixes = tuple(path.rstrip("/") + "/" for path in default_read_paths())
-    found = set()
-    for line in kernel.read("/proc/self/maps").decode().splitlines():
-        fields = line.split(None, 5)
-        if len(fields) == 6 and "x" in fields[1] and fields[5].startswith("/") and not fields[5].startswith(prefixes):
-            found.add(fields[5])
-    return sorted(found)
+    mappings = [line.split(None, 5) for line in kernel.read("/proc/self/maps").decode().splitlines()]
+    files = [fields[5] for fields in mappings if len(fields) == 6 and "x" in fields[1] and fields[5].startswith("/")]
+    return not all(path.startswith(prefixes) for path in files)

@@ -1,37 +1,42 @@
-"""What one run has brought into being so far; `finish` ends whatever is there, wherever the story broke off."""
+"""What one run has brought into being so far, how long each step took, and what of it the log records."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from glasshouse.attestation.claims import Gpu
 from glasshouse.attestation.hardening import HardeningReport
 from glasshouse.attestation.measured import Measured
-from glasshouse.errors import Code, ExitCode, GlasshouseError, PlatformError, RefusedError, RunError
+from glasshouse.errors import Code, ExitCode, GlasshouseError, InternalError, PlatformError, RefusedError, RunError
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.log import EventLog
+from glasshouse.evidence.receipt import LIFECYCLE
 from glasshouse.evidence.results import WEIGHTS, Output
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.runtime_side import CheckedRelease
 from glasshouse.handshake.tokens import TokenClaims
 from glasshouse.package.outputs import SealedOutput
-from glasshouse.runtime.agent_options import Options
-from glasshouse.runtime.gate.gate_client import Gate
+from glasshouse.runtime.agent_options import AgentOptions
+from glasshouse.runtime.gate.broker_client import BrokerClient
 from glasshouse.runtime.gate.head_keeper import HeadKeeper
 from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.keys.sealed_log import SealedLog
 from glasshouse.runtime.keys.shared_files import Before
 from glasshouse.runtime.loop import Loop
-from glasshouse.runtime.run.start_processes import Beginning
-from glasshouse.runtime.run.step_times import Lifecycle
-from glasshouse.runtime.worker.worker_messages import OutputBegins, Progress
+from glasshouse.runtime.run.start_processes import Processes
+from glasshouse.runtime.worker.worker_messages import OutputBegins
 from glasshouse.runtime.worker.worker_session import Stage, WorkerSession
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
 
-__all__ = ["STOP_GRACE_S", "Ending", "Identity", "Run"]
+__all__ = ["Ending", "Run", "RunIdentity", "StepTimes", "have", "process_start_us"]
 
-STOP_GRACE_S = 5.0
+_T = TypeVar("_T")
 
 _EXIT = {
     Outcome.COMPLETED: ExitCode.DONE,
@@ -42,45 +47,50 @@ _EXIT = {
 }
 
 
+def have(value: _T | None) -> _T:
+    """Return what an earlier step of the run has made."""
+    if value is None:
+        raise InternalError(Code.INTERNAL, "a step of the run before what it needs")
+    return value
+
+
+def process_start_us() -> int:
+    """Return when this process was started, in microseconds of CLOCK_BOOTTIME; to a hundredth of a second."""
+    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123
+        fields = file.read().rpartition(b")")[2].split()
+    return int(fields[19]) * 1_000_000 // os.sysconf("SC_CLK_TCK")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How a run ends.
-
-    Attributes:
-        outcome: as the receipt will say.
-        code: why, if it did not complete.
-        began: whether there was a launch to speak of; without one there is no receipt either.
-        hint: what a person could do, in fixed words.
-    """
+    """How a run ends."""
 
     outcome: Outcome
-    code: Code | None = None
-    began: bool = True
-    hint: str = ""
+    code: Code | None = None  # why, if it did not complete
+    began: bool = True  # whether there was a launch; without one there is no receipt
+    hint: str = ""  # what a person could do, in fixed words
 
     @classmethod
     def of(cls, error: BaseException) -> Ending:
         """Judge an error; only its code goes on, for its text may quote what it must not."""
         if not isinstance(error, GlasshouseError):
             return cls(outcome=Outcome.FAILED, code=Code.INTERNAL)
-        if isinstance(error, RefusedError):
-            # Here and below the hint is certain to be made of our own words: the names of checks and of namespaces.
-            hint = error.hint if error.code is Code.HARDENING_MISSING else ""
-            return cls(outcome=Outcome.REFUSED, code=error.code, hint=hint)
-        if isinstance(error, PlatformError):
-            return cls(outcome=Outcome.FAILED, code=error.code, hint=error.hint)
-        if isinstance(error, RunError) and error.code is Code.INTERRUPTED:
-            return cls(outcome=Outcome.INTERRUPTED, code=error.code)
-        return cls(outcome=Outcome.FAILED, code=error.code)
+        refused = isinstance(error, RefusedError)
+        interrupted = isinstance(error, RunError) and error.code is Code.INTERRUPTED
+        # Only these hints are certain to be made of our own words: the names of checks and of namespaces.
+        ours = isinstance(error, PlatformError) or (refused and error.code is Code.HARDENING_MISSING)
+        outcome = Outcome.REFUSED if refused else Outcome.INTERRUPTED if interrupted else Outcome.FAILED
+        return cls(outcome=outcome, code=error.code, hint=error.hint if ours else "")
 
     @property
     def exit_code(self) -> ExitCode:
+        """What the agent exits with."""
         return _EXIT[self.outcome] if self.began else ExitCode.USAGE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
-    """Who this run is: from the launch file, and its own key."""
+class RunIdentity:
+    """Which run this is: the launch file, and the run's own key."""
 
     launch: LaunchFile
     token: TokenClaims
@@ -88,22 +98,66 @@ class Identity:
     log: EventLog
 
 
+class StepTimes:
+    """How long each step of a run took, in microseconds by a clock that cannot be set.
+
+    Args:
+        start_us: when the run began, by CLOCK_BOOTTIME.
+    """
+
+    def __init__(self, start_us: int) -> None:
+        self._start_us = start_us
+        self._took: dict[str, int] = {}
+        self._work_us = 0
+
+    @staticmethod
+    def now_us() -> int:
+        """Return the time by CLOCK_BOOTTIME."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+
+    def since_start(self, step: str) -> None:
+        """Record that `step` lasted from the start of the process until now."""
+        self._took[step] = self.now_us() - self._start_us
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Add the time of the block to a step."""
+        begun = self.now_us()
+        self._took.setdefault(name, 0)
+        try:
+            yield
+        finally:
+            self._took[name] += self.now_us() - begun
+
+    def worked(self, elapsed_us: int) -> None:
+        """Record for how long the workload itself ran."""
+        self._work_us = elapsed_us
+
+    def to_json(self) -> dict[str, int | None]:
+        """Return every step of a receipt, None where it was not reached.
+
+        `total` is everything but the workload itself: what protection costs, whatever the job.
+        """
+        total = self.now_us() - self._start_us - self._work_us + self._took.get("seal_outputs", 0)
+        return {**{name: self._took.get(name) for name in LIFECYCLE}, "total": max(0, total)}
+
+
 @dataclass(kw_only=True, slots=True)
 class Run:
     """Everything that exists; each field is set when it comes into being."""
 
-    options: Options
+    options: AgentOptions
     loop: Loop
     out: OutDir
-    lifecycle: Lifecycle
+    times: StepTimes
     started_us: int
-    begun: Beginning
+    processes: Processes
     shared_before: Before = field(default_factory=dict)
     session: WorkerSession | None = None
     sealed_log: SealedLog | None = None
-    identity: Identity | None = None
-    gate: Gate | None = None
-    keeper: HeadKeeper | None = None
+    identity: RunIdentity | None = None
+    gate: BrokerClient | None = None
+    heads: HeadKeeper | None = None
     report: HardeningReport | None = None
     measurement: Measured | None = None
     environment_sha256: bytes | None = None
@@ -115,12 +169,12 @@ class Run:
     stopping: RunError | None = None
     ending: Ending | None = None
 
-    def go(self, state: State) -> None:
-        """Record a transition and tell the broker."""
+    def enter(self, state: State) -> None:
+        """Record a transition, and publish it to the broker."""
         if self.identity is not None:
             self.identity.log.transition(state)
-        if self.keeper is not None:
-            self.keeper.publish()
+        if self.heads is not None:
+            self.heads.publish()
 
     def stop(self, why: RunError, *, grace_s: float) -> None:
         """End the run because of `why`: a worker that is at work is asked, and given some time.
@@ -134,50 +188,37 @@ class Run:
             raise why
         self.stopping = why
         self.session.stop()
-        self.loop.after(grace_s, self._no_longer)
 
-    def _no_longer(self) -> None:
-        if self.ending is None and self.stopping is not None:
-            raise self.stopping
+        def no_longer() -> None:
+            if self.ending is None:
+                raise why
+
+        self.loop.after(grace_s, no_longer)
 
     def record(self, kind: EventType, body: dict[str, str | int | None]) -> None:
         """Record an event, once there is a log."""
         if self.identity is not None:
             self.identity.log.append(kind, body)
 
-    def notice(self, code: Code) -> None:
-        """Record something that the owner should know of and that does not end the run; once it has, nothing."""
+    def notice(self, code: str) -> None:
+        """Record something that does not end the run; nothing once it has ended."""
         if self.identity is not None and self.identity.log.state is not State.ZEROIZED:
-            self.record(EventType.NOTICE, {"code": code.value, "value": None})
+            self.record(EventType.NOTICE, {"code": code, "value": None})
 
     def line(self, line: bytes) -> None:
-        """Write a line of the log; while the run ends, a full disk must not stop the ending."""
-        try:
-            self.out.event(line)
-        except RunError:
-            if self.ending is None:
-                raise
+        """Write a line of the log."""
+        self._write(self.out.event, line)
 
     def countersigned(self, head: bytes) -> None:
-        """Keep a countersigned head beside the log, as `line` keeps events."""
-        try:
-            self.out.head(head)
-        except RunError:
-            if self.ending is None:
-                raise
+        """Keep a countersigned head beside the log."""
+        self._write(self.out.head, head)
 
-    def progress(self, progress: Progress) -> None:
-        """Record progress."""
-        self.record(
-            EventType.PROGRESS,
-            {
-                "done": progress.done,
-                "elapsed_us": progress.elapsed_us,
-                "loss": progress.loss,
-                "total": progress.total,
-                "unit": progress.unit,
-            },
-        )
+    def _write(self, write: Callable[[bytes], None], line: bytes) -> None:
+        try:
+            write(line)
+        except RunError:
+            if self.ending is None:  # a full disk must not stop the ending
+                raise
 
     def output(self, header: OutputBegins, sealed: SealedOutput) -> None:
         """Record an output that left sealed; its name stays within the seal."""
@@ -191,27 +232,19 @@ class Run:
             sealed_bytes=sealed.sealed_bytes,
             sealed_sha256=sealed.sealed_sha256,
         )
-        self.record(
-            EventType.OUTPUT,
-            {
-                "bytes": found.plain_bytes,
-                "class": found.of,
-                "kind": found.kind,
-                "sealed_bytes": found.sealed_bytes,
-                "sealed_sha256": found.sealed_sha256.hex(),
-                "sequence": found.sequence,
-            },
-        )
+        body: dict[str, str | int | None] = {"bytes": found.plain_bytes, "class": found.of, "kind": found.kind}
+        self.record(EventType.OUTPUT, body | _sealed(sealed))
         self.outputs.append(found)
 
     def segment(self, sealed: SealedOutput) -> None:
         """Record a sealed segment of the worker's log."""
-        self.record(
-            EventType.SEGMENT,
-            {
-                "sealed_bytes": sealed.sealed_bytes,
-                "sealed_sha256": sealed.sealed_sha256.hex(),
-                "sequence": sealed.sequence,
-            },
-        )
+        self.record(EventType.SEGMENT, _sealed(sealed))
         self.segments += 1
+
+
+def _sealed(sealed: SealedOutput) -> dict[str, str | int | None]:
+    return {
+        "sealed_bytes": sealed.sealed_bytes,
+        "sealed_sha256": sealed.sealed_sha256.hex(),
+        "sequence": sealed.sequence,
+    }

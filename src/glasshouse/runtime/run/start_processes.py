@@ -1,10 +1,9 @@
-"""The first moments of a run: harden, then make every process that it will have.
+"""The first moments of a run: harden, then start every process that it will have.
 
-What is imported here is what the worker's start needs, and no more: the worker compiles its own modules
-meanwhile, on another core, while the agent goes on to import the rest. Laws: the sentinel and the
-custodian are forked before this process has a thread or a secret; nothing is started from a process that
-is not hardened yet, but the look beneath what the worker is shown (`shown.Look`), which executes nothing, holds no
-secret and hardens itself.
+What is imported here is what the worker's start needs, and no more: the worker compiles its own modules meanwhile, on
+another core. Laws: watchdog and custodian are started before this process has a thread or a secret; nothing is started
+from a process that is not hardened yet, but the search beneath what the worker is shown (`shown_search.Look`), which
+executes nothing, holds no secret and hardens itself.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from glasshouse.errors import Code, GlasshouseError, InternalError, UsageError
 from glasshouse.package.read import Package
-from glasshouse.runtime.agent_options import Options
+from glasshouse.runtime.agent_options import AgentOptions
 from glasshouse.runtime.confine.memory_limits import available_bytes
 from glasshouse.runtime.confine.shown_search import Look
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.run import checks
 from glasshouse.runtime.watchdog import watchdog
-from glasshouse.runtime.watchdog.watchdog import Sentinel
-from glasshouse.runtime.worker import sandbox
+from glasshouse.runtime.watchdog.watchdog import Watchdog
+from glasshouse.runtime.worker import sandbox, sandbox_spec
 from glasshouse.runtime.worker.sandbox import Worker
+from glasshouse.runtime.worker.shown_paths import default_devices, default_read_paths
 from glasshouse.wire.frames import control
 
 if TYPE_CHECKING:
     from glasshouse.runtime.gate.relay import Relay
     from glasshouse.runtime.keys.custodian import Custodian, Regions
-    from glasshouse.wire.policy import Floor
 
-__all__ = ["Beginning", "begin"]
+__all__ = ["Processes", "start_processes"]
 
 # Not `-m`: runpy costs 45 ms uncompiled.
 _WORKER = "from glasshouse.workloads.worker.__main__ import main; main()"
@@ -42,37 +41,31 @@ _LEAST_BESIDE_INPUTS_BYTES = 32 << 20
 
 
 @dataclass(kw_only=True, slots=True)
-class Beginning:
-    """What has come into being; each field is set when it does.
+class Processes:
+    """What has been started; each field is set when it is."""
 
-    Attributes:
-        least_bytes: what must have room in the worker's workspace.
-        error: why there is no more than this.
-    """
-
-    sentinel: Sentinel | None = None
+    watchdog: Watchdog | None = None
     package_file: BinaryIO | None = None
     package: Package | None = None
     worker: Worker | None = None
     relay: Relay | None = None
     regions: Regions | None = None
     custodian: Custodian | None = None
-    least_bytes: int = 0
-    error: GlasshouseError | None = None
+    least_bytes: int = 0  # what must have room in the worker's workspace
+    error: GlasshouseError | None = None  # why there is no more than this
 
 
-def begin(options: Options, loop: Loop, custodian: str | None, look: Look | None = None) -> Beginning:
+def start_processes(options: AgentOptions, loop: Loop, custodian: str | None, look: Look | None) -> Processes:
     """Harden this process and start the others.
 
     Args:
-        options: the command line.
-        loop: where the custodian is listened to.
+        loop: where the custodian's answers are waited for.
         custodian: the program that is executed as custodian; None for our own.
-        look: beneath what the worker is shown, if one goes on already; it becomes the worker's, or is ended.
+        look: the search beneath what the worker is shown, if one was started; it becomes the worker's, or is ended.
     """
-    found = Beginning()
+    found = Processes()
     try:
-        _begin(found, options, loop, custodian, look)
+        _start(found, options, loop, custodian, look)
     except GlasshouseError as error:
         found.error = error
     except Exception:
@@ -83,23 +76,38 @@ def begin(options: Options, loop: Loop, custodian: str | None, look: Look | None
     return found
 
 
-def _begin(found: Beginning, options: Options, loop: Loop, custodian: str | None, look: Look | None) -> None:
+def _start(found: Processes, options: AgentOptions, loop: Loop, custodian: str | None, look: Look | None) -> None:
     checks.harden_agent()
-    found.sentinel = watchdog.start()
+    found.watchdog = watchdog.start()
     # Opened once: what is parsed here is what custodian and worker read later, whatever becomes of the name.
     try:
-        found.package_file = open(options.package, "rb", buffering=0)  # noqa: PTH123, SIM115 - closed by finish
+        found.package_file = open(options.package, "rb", buffering=0)  # noqa: PTH123, SIM115 - closed at the end
     except OSError:
         raise UsageError(Code.FILE_MISSING, "the package cannot be read") from None
     found.package = Package.open(found.package_file)
     manifest = found.package.manifest
     if options.ranks is not None and manifest.workload != "script":
         raise UsageError(Code.USAGE, "only the job of a script runs in several ranks")
-    paths = sandbox.default_read_paths() if look is None else look.paths
-    specification = _specification(options, manifest.workload, manifest.floor, found.package_file.fileno(), paths)
-    found.least_bytes = specification.least_bytes
+    package = found.package_file.fileno()
+    found.least_bytes = os.fstat(package).st_size + _LEAST_BESIDE_INPUTS_BYTES
+    prefix = sys.pycache_prefix or f"{options.out}/no-bytecode"
+    argv = ("-c", _WORKER, "--fd", "3", "--workload", manifest.workload, "--workspace", "{workspace}")
+    ranks = () if options.ranks is None else ("--ranks", str(options.ranks))
+    specification = sandbox_spec.SandboxSpec(
+        argv=(sys.executable, "-I", "-B", "-X", f"pycache_prefix={prefix}", *argv, *ranks),
+        pycache_prefix=prefix,
+        workspace_bytes=_workspace_bytes(),
+        read_paths=default_read_paths() if look is None else look.paths,
+        device_paths=default_devices(),
+        egress=manifest.floor.egress,
+        loopback=options.ranks is not None,
+        hidden=(options.out,),
+        package=package,
+        least_bytes=found.least_bytes,
+        disk=manifest.floor.disk,
+    )
     found.worker = sandbox.start(specification, look=look)
-    # It may import its frameworks as soon as it lives; it is given nothing before it has been observed.
+    # It may import its frameworks at once; it is given nothing before it has been observed.
     found.worker.link.sendall(control({"type": "prepare"}))
 
     if options.peers:
@@ -109,34 +117,8 @@ def _begin(found: Beginning, options: Options, loop: Loop, custodian: str | None
     from glasshouse.runtime.keys.custodian import PROGRAM, Custodian, Regions
 
     found.regions = Regions.for_package(manifest)
-    found.custodian = Custodian.start(
-        loop,
-        found.package_file.fileno(),
-        found.regions,
-        pycache_prefix=specification.pycache_prefix,
-        program=custodian or PROGRAM,
-    )
-
-
-def _specification(
-    options: Options, workload: str, floor: Floor, package: int, read_paths: tuple[str, ...]
-) -> sandbox.SandboxSpec:
-    prefix = sys.pycache_prefix or f"{options.out}/no-bytecode"
-    argv = ("-c", _WORKER, "--fd", "3", "--workload", workload, "--workspace", "{workspace}")
-    ranks = () if options.ranks is None else ("--ranks", str(options.ranks))
-    return sandbox.SandboxSpec(
-        argv=(sys.executable, "-I", "-B", "-X", f"pycache_prefix={prefix}", *argv, *ranks),
-        pycache_prefix=prefix,
-        workspace_bytes=_workspace_bytes(),
-        read_paths=read_paths,
-        device_paths=sandbox.default_devices(),
-        egress=floor.egress,
-        loopback=options.ranks is not None,
-        hidden=(options.out,),
-        package=package,
-        least_bytes=os.fstat(package).st_size + _LEAST_BESIDE_INPUTS_BYTES,
-        disk=floor.disk,
-    )
+    program = custodian or PROGRAM
+    found.custodian = Custodian.start(loop, package, found.regions, pycache_prefix=prefix, program=program)
 
 
 def _workspace_bytes() -> int:

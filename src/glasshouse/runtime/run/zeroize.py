@@ -1,10 +1,10 @@
-"""The end of every run, however it came about, always in this order (protocol.md, Evidence):
+"""The end of every run, however it came about, always in this order (spec/protocol.md, Evidence):
 
 worker gone → keys wiped → probes → `zeroized` event → final head → receipt signed → countersigned →
-bundle written → evidence key forgotten.
+bundle written → evidence key dropped.
 
 Laws: no step is left out because one before it failed; what failed makes a run that had completed a
-failed one; the keys are gone before anything is said about them.
+failed one; the keys are gone before anything is recorded about them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from glasshouse.evidence.events import EventType, ProbeResult
 from glasshouse.evidence.results import Probe
 from glasshouse.runtime.keys.shared_files import Before
 from glasshouse.runtime.run import probes
-from glasshouse.runtime.run.receipt_writer import close_books
+from glasshouse.runtime.run.receipt_writer import write_receipt
 from glasshouse.runtime.run.run_state import Ending, Run
 from glasshouse.wire.states import Outcome, State
 
-__all__ = ["finish"]
+__all__ = ["end_run"]
 
 _T = TypeVar("_T")
 
@@ -44,20 +44,23 @@ class _Steps:
             self.failed = self.failed or Code.INTERNAL
         return None
 
+    def raise_failed(self) -> None:
+        if self.failed is not None:
+            raise GlasshouseError(self.failed, "a step of zeroization failed")
 
-def finish(run: Run, ending: Ending) -> Ending:
-    """End a run; returns how it ended in the end.
+
+def end_run(run: Run, ending: Ending) -> Ending:
+    """End a run, whatever there is of it; return how it ended with all of this.
 
     Args:
-        run: whatever there is.
-        ending: how the story ended.
+        ending: how its work ended.
     """
     run.ending = ending
-    if run.begun.sentinel is not None:
-        # It watches to the end; what it sees from here on changes nothing that could still be done.
-        run.loop.unwatch(run.begun.sentinel.alarm_fd)
+    if run.processes.watchdog is not None:
+        # It watches to the end; an alarm from here on changes nothing that could still be done.
+        run.loop.unwatch(run.processes.watchdog.alarm_fd)
     steps = _Steps()
-    with run.lifecycle.step("zeroize"):
+    with run.times.step("zeroize"):
         steps.do(lambda: _announce(run, ending))
         steps.do(lambda: _end_worker(run))
         steps.do(lambda: _wipe_keys(run))
@@ -65,14 +68,18 @@ def finish(run: Run, ending: Ending) -> Ending:
             Probe(probe="zeroization", result=ProbeResult.UNVERIFIABLE, detail="probes-failed")
         ]
         steps.do(lambda: _wipe_patterns(run))
-    final = _judge(ending, answers, steps.failed)
+    final = ending
+    if any(answer.result is ProbeResult.FOUND for answer in answers):
+        final = Ending(outcome=Outcome.RESIDUE, code=Code.RESIDUE_FOUND)
+    elif steps.failed is not None and ending.outcome is Outcome.COMPLETED:
+        final = Ending(outcome=Outcome.FAILED, code=steps.failed)
     run.ending = final
-    books = _Steps()
-    books.do(lambda: close_books(run, final, answers))
-    books.do(lambda: _forget(run))
-    if books.failed is not None and final.outcome is Outcome.COMPLETED:
+    last = _Steps()
+    last.do(lambda: write_receipt(run, final, answers))
+    last.do(lambda: _forget(run))
+    if last.failed is not None and final.outcome is Outcome.COMPLETED:
         # For what waits on this process: a run whose receipt cannot be written has not ended well.
-        return Ending(outcome=Outcome.FAILED, code=books.failed)
+        return Ending(outcome=Outcome.FAILED, code=last.failed)
     return final
 
 
@@ -82,62 +89,61 @@ def _announce(run: Run, ending: Ending) -> None:
     log = run.identity.log
     if log.state is not State.ZEROIZING:
         log.transition(State.ZEROIZING, code=ending.code)
-    if run.keeper is not None:
-        run.keeper.rest()
+    if run.heads is not None:
+        run.heads.rest()
     run.out.give_reserve()
 
 
 def _end_worker(run: Run) -> None:
-    """Nothing of the worker is left, but what it printed is sealed: it says why it failed."""
+    """Leave nothing of the worker, but what it printed, sealed: there is why it failed."""
     steps = _Steps()
-    worker = run.begun.worker if run.session is None else run.session.worker
+    worker = run.processes.worker
     if run.session is not None:
         steps.do(run.session.end)
     elif worker is not None:
         steps.do(worker.end)
-    if run.begun.relay is not None:
-        steps.do(run.begun.relay.stop)
+    if run.processes.relay is not None:
+        steps.do(run.processes.relay.stop)
     if run.sealed_log is not None:
         steps.do(run.sealed_log.finish)
         run.sealed_log.wipe()
     if worker is None or not worker.lives():
         steps.do(run.out.worker_gone)
-    _raise_if_failed(steps)
+    steps.raise_failed()
 
 
 def _wipe_keys(run: Run) -> None:
     steps = _Steps()
-    if run.begun.custodian is not None:
-        steps.do(run.begun.custodian.dismiss)
-    if run.begun.regions is not None:
-        steps.do(run.begun.regions.grant.wipe)
+    if run.processes.custodian is not None:
+        steps.do(run.processes.custodian.dismiss)
+    if run.processes.regions is not None:
+        steps.do(run.processes.regions.grant.wipe)
     # Ciphers keep copies of their keys and cleanse them when they are deleted; the session held the sealers.
     if run.session is not None:
         run.session.outputs = None
     gc.collect()
-    _raise_if_failed(steps)
+    steps.raise_failed()
 
 
 def _probe(run: Run) -> list[Probe]:
     windows: list[memoryview] = []
-    if run.begun.regions is not None:
-        windows = [window for _, window in ResiduePatterns(run.begun.regions.patterns.view)]
-    worker = run.begun.worker
-    no_swap = CheckResult.UNAVAILABLE
+    worker, regions = run.processes.worker, run.processes.regions
+    if regions is not None:
+        windows = [window for _, window in ResiduePatterns(regions.patterns.view)]
     agent, other = (run.report.agent, run.report.worker) if run.report is not None else ({}, {})
-    found = [
+    answers = [
         probes.probe_workspace(worker),
         probes.probe_shared_memory(windows, before=_shared_before(run)),
-        probes.probe_swap(agent=agent.get("no-swap", no_swap), worker=other.get("no-swap", no_swap)),
+        probes.probe_swap(
+            agent=agent.get("no-swap", CheckResult.UNAVAILABLE), worker=other.get("no-swap", CheckResult.UNAVAILABLE)
+        ),
         probes.probe_gpu(worker.pid if worker is not None else None),
     ]
-    if run.begun.regions is not None:
-        wiped = [run.begun.regions.grant, *([] if run.sealed_log is None else [run.sealed_log.memory])]
-        memory = probes.probe_memory(windows, wiped=wiped, needle_memory=run.begun.regions.patterns)
-        found.insert(0, memory)
+    if regions is not None:
+        wiped = [regions.grant, *([] if run.sealed_log is None else [run.sealed_log.memory])]
+        answers.insert(0, probes.probe_memory(windows, wiped=wiped, needle_memory=regions.patterns))
     for window in windows:
         window.release()
-    answers = [Probe(probe=one.name, result=one.result, detail=one.detail) for one in found]
     for answer in answers:
         run.record(EventType.PROBE, {"detail": answer.detail, "probe": answer.probe, "result": answer.result.value})
     return answers
@@ -148,37 +154,24 @@ def _shared_before(run: Run) -> Before:
 
     A write through a mapping may leave a file's times as they were; only the worker of a run maps any.
     """
-    report = run.begun.worker.report if run.begun.worker is not None else None
+    report = run.processes.worker.report if run.processes.worker is not None else None
     return run.shared_before if report is not None and report.workspace is not WorkspaceKind.DIRECTORY else {}
 
 
 def _wipe_patterns(run: Run) -> None:
-    if run.begun.regions is not None:
-        run.begun.regions.wipe()
-
-
-def _judge(ending: Ending, answers: list[Probe], failed: Code | None) -> Ending:
-    if any(answer.result is ProbeResult.FOUND for answer in answers):
-        return Ending(outcome=Outcome.RESIDUE, code=Code.RESIDUE_FOUND)
-    if failed is not None and ending.outcome is Outcome.COMPLETED:
-        return Ending(outcome=Outcome.FAILED, code=failed)
-    return ending
+    if run.processes.regions is not None:
+        run.processes.regions.wipe()
 
 
 def _forget(run: Run) -> None:
-    """Drop the last keys and the watch; the process ends right after this."""
-    if run.begun.sentinel is not None:
-        run.begun.sentinel.stop()
-    run.identity = run.gate = run.keeper = None
-    if run.begun.regions is not None:
-        run.begun.regions.close()
+    """Drop the last keys and the watchdog; the process ends right after this."""
+    if run.processes.watchdog is not None:
+        run.processes.watchdog.stop()
+    run.identity = run.gate = run.heads = None
+    if run.processes.regions is not None:
+        run.processes.regions.close()
     if run.sealed_log is not None:
         run.sealed_log.memory.close()
-    if run.begun.package_file is not None:
-        run.begun.package_file.close()
+    if run.processes.package_file is not None:
+        run.processes.package_file.close()
     gc.collect()
-
-
-def _raise_if_failed(steps: _Steps) -> None:
-    if steps.failed is not None:
-        raise GlasshouseError(steps.failed, "a step of zeroization failed")

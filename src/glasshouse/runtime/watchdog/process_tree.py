@@ -2,8 +2,8 @@
 
 Laws: a thread counts as ended only where the kernel answers ENOENT or ESRCH, and a process only where it cannot be
 signalled either; whatever else keeps a thread from being seen (no descriptor left, no memory, no permission, a /proc
-that hides processes) makes the look incomplete, and `Look.complete` false. Files are read to their end. Threads and
-children that come and go during a look may be missed by it, and by that one alone.
+that hides processes) makes the look incomplete, and `TreeState.complete` false. Files are read to their end. Threads
+and children that come and go during a look may be missed by it, and by that one alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import resource
 from dataclasses import dataclass, field
 
-__all__ = ["CACHED_FILES", "Look", "ProcessTree"]
+__all__ = ["CACHED_FILES", "ProcessTree", "TreeState"]
 
 # Descriptors kept open from one look to the next: an open file of /proc holds about 6 kB of the kernel's memory.
 CACHED_FILES = 512
@@ -26,42 +26,27 @@ _PIECE_BYTES = 4096
 
 
 @dataclass(slots=True)
-class Look:
-    """What one look saw.
+class TreeState:
+    """What one look saw."""
 
-    Attributes:
-        traced: the traced processes, each with whether it belongs to the worker.
-        seen: every process of which at least one thread was read.
-        root_stopped: whether a thread of the root is stopped.
-        complete: whether everything that lives was read.
-    """
-
+    # the traced processes, each with whether it belongs to the worker
     traced: dict[int, bool] = field(default_factory=dict)
-    seen: set[int] = field(default_factory=set)
-    root_stopped: bool = False
-    complete: bool = True
+    seen: set[int] = field(default_factory=set)  # every process of which at least one thread was read
+    root_stopped: bool = False  # whether a thread of the root is stopped
+    complete: bool = True  # whether everything that lives was read
 
 
 class ProcessTree:
-    """A process and its descendants.
-
-    Args:
-        root: the process.
-        left_out: a child of it that is not looked at.
-    """
+    """A process and its descendants, but for one child."""
 
     def __init__(self, root: int, *, left_out: int) -> None:
         self._root, self._left_out = root, left_out
         self._files: dict[str, int] = {}
         self._most_files = _room_for_files()
 
-    def look(self, worker: int) -> Look:
-        """Look at everything once.
-
-        Args:
-            worker: the descendant whose own descendants are its; 0 for none.
-        """
-        found = Look()
+    def look(self, worker: int) -> TreeState:
+        """Look at everything once; `worker` is the descendant whose own descendants are its, 0 for none."""
+        found = TreeState()
         used: set[str] = set()
         waiting = [(self._root, False)]
         while waiting:
@@ -80,7 +65,7 @@ class ProcessTree:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def _read_process(self, pid: int, in_worker: bool, found: Look, used: set[str]) -> list[tuple[int, bool]]:
+    def _read_process(self, pid: int, in_worker: bool, found: TreeState, used: set[str]) -> list[tuple[int, bool]]:
         """Read every thread of a process; returns its children, raises `OSError` when it cannot be listed."""
         children: list[tuple[int, bool]] = []
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - pathlib is slow to import
@@ -142,15 +127,12 @@ def _content(descriptor: int, whole: bool) -> bytes:
 
 def _room_for_files() -> int:
     """Raise this process's soft limit of descriptors if that is low; return how many may be kept open."""
-    soft, hard = (_UNLIMITED if limit == resource.RLIM_INFINITY else limit for limit in _limits())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most, soft = (_UNLIMITED if limit == resource.RLIM_INFINITY else limit for limit in (hard, soft))
     if soft < _WANTED_FILES:
-        soft = min(hard, _WANTED_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, _limits()[1]))
+        soft = min(most, _WANTED_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return max(0, min(CACHED_FILES, soft - _SPARE_FILES))
-
-
-def _limits() -> tuple[int, int]:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def _exists(pid: int) -> bool:
@@ -159,7 +141,7 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 

@@ -2,7 +2,7 @@
 
 The worker begins a session, and there its filter lets nothing leave it, whatever program it becomes: unlike a command
 line, this stays. Elsewhere the session is that of the first process of its namespace, which has ended when all others
-have. The record of it lies in the run's folder while the worker lives, for a look after the runtime was killed. It is
+have. The record of it lies in the run's folder while the worker lives, for a search after the runtime was killed. It is
 one line of ASCII: the session's number, when its first process began (clock ticks since boot), and where both hold,
 the boot and the process namespace.
 """
@@ -24,18 +24,13 @@ _UNKNOWN = "-"  # some containers show less of /proc than others
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Process:
-    """What /proc says of a process.
+    """A process, as /proc shows it."""
 
-    Attributes:
-        lives: whether it still holds anything. One whose first thread has ended reads as a zombie, without a command
-            line, whatever its other threads do.
-        session: its session's number.
-        started: when it began, in clock ticks.
-    """
-
+    # whether it still holds anything. One whose first thread has ended reads as a zombie, without a command line,
+    # whatever its other threads do
     lives: bool
-    session: int
-    started: int
+    session: int  # its session's number
+    started: int  # when it began, in clock ticks
 
     @classmethod
     def parse(cls, stat: bytes) -> Process:
@@ -73,6 +68,7 @@ class SessionRecord:
         return cls(session=pid, started=Process.of(pid).started, boot=_boot(), namespace=_namespace())
 
     def to_line(self) -> bytes:
+        """Return the record as one line."""
         return f"{self.session} {self.started} {self.boot} {self.namespace}\n".encode("ascii")
 
     @classmethod
@@ -84,8 +80,8 @@ class SessionRecord:
     def survivors(self) -> list[int] | None:
         """Return the processes that are still in it; None where that cannot be seen from here.
 
-        A number is free for another session once the last process of this one is gone. One that got it is told by when
-        its first process began, while that lives; later its processes are taken for ours.
+        A number is free for another session once the last process of this one is gone. One that got it is recognized by
+        when its first process began, while that lives; later its processes are taken for ours.
         """
         try:
             boot, namespace = _boot(), _namespace()

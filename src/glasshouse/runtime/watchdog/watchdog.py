@@ -4,43 +4,41 @@ A stopped process cannot notice its own debugger, so a sibling does: every perio
 every thread of the agent, of the worker and of all that the worker started. On a tracer it kills the
 worker and writes one word to the agent; an agent that stays stopped is killed too, and the worker with it.
 It also looks from outside with no capability, as another process of the same user would, which shows what
-`dumpable` is worth (`Sentinel.refuses_readers`).
+`dumpable` is worth (`Watchdog.refuses_readers`).
 
 Laws: it is forked before the agent has threads or secrets; it holds no descriptor but its own; its end is
-an alarm by itself (`alarm_fd` reaches its end of file), and the agent looks whether it is left alone
-(`vigil`); it does not outlive the agent. Reading memory by root through /proc/PID/mem, and a tracer that
+an alarm by itself (`alarm_fd` reaches its end of file), and the agent looks at it in turn
+(`heartbeat`); it does not outlive the agent. Reading memory by root through /proc/PID/mem, and a tracer that
 comes and goes between two looks, are not noticed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
 import select
-import signal
 import socket
 import time
 
 from glasshouse.errors import Code, PlatformError
-from glasshouse.runtime.kernel import REAL, Kernel
-from glasshouse.runtime.watchdog.watchdog_process import BEAT_BYTES, MESSAGE_BYTES, Alarm, Watch
+from glasshouse.runtime.kernel import REAL, Kernel, end_child
+from glasshouse.runtime.watchdog.watchdog_process import BEAT_BYTES, MESSAGE_BYTES, Alarm, TracerWatch
 
-__all__ = ["SILENT_S", "Alarm", "Sentinel", "start"]
+__all__ = ["SILENT_S", "Alarm", "Watchdog", "start"]
 
 PERIOD_S = 0.5
 _ANSWER_S = 5.0
-_REAP_S = 2.0
-# A machine that was paused as a whole needs a moment until its sentinel has looked again.
+# A machine that was paused as a whole needs a moment until its watchdog has looked again.
 SILENT_S = 3.0
 
 
-class Sentinel:
-    """The agent's handle on its sentinel.
+class Watchdog:
+    """The agent's handle on its watchdog.
 
     Attributes:
-        pid: the sentinel's.
-        alarm_fd: readable once there is an alarm; `alarm` says which.
+        alarm_fd: readable once there is an alarm; `alarm` returns which.
     """
 
     def __init__(self, pid: int, commands: socket.socket, alarm_fd: int, beat: mmap.mmap, kernel: Kernel) -> None:
@@ -50,7 +48,7 @@ class Sentinel:
         self._ended = False
 
     def watch(self, worker_pid: int, *, init: int | None = None, group: bool = False) -> bool:
-        """Let it watch a worker too.
+        """Have it watch a worker too.
 
         Args:
             worker_pid: as this process sees it.
@@ -58,8 +56,7 @@ class Sentinel:
             group: whether the worker's process group is killed with it (where no namespace does that).
 
         Returns:
-            whether the sentinel answered that it has read the state of every thread of all, and found no
-            tracer.
+            whether it answered that it has read the state of every thread of all, and found no tracer.
         """
         watching = self._ask(f"watch {worker_pid} {init or worker_pid} {int(group)}") == "watching"
         self._watched = worker_pid if watching else None
@@ -72,7 +69,7 @@ class Sentinel:
         return self.alive() and self._ask("look") == "clean"
 
     def refuses_readers(self, pid: int) -> bool | None:
-        """Let it try to read a process as any other process of this user could.
+        """Have it try to read a process as any other process of this user could.
 
         Returns:
             whether the kernel refused; None when it could not be tried.
@@ -80,7 +77,7 @@ class Sentinel:
         return {"refused": True, "opened": False}.get(self._ask(f"read {pid}"))
 
     def alive(self) -> bool:
-        """Return whether it runs, is not traced or stopped, and looked at its wards a moment ago."""
+        """Return whether it runs, is not traced or stopped, and finished a look a moment ago."""
         deadline = time.monotonic() + 2 * PERIOD_S
         while self.untouched():
             if self.silent_s() < SILENT_S:
@@ -91,7 +88,7 @@ class Sentinel:
         return False
 
     def untouched(self) -> bool:
-        """Return whether it runs, and is neither traced nor stopped; whether it still looks, `silent_s` says."""
+        """Return whether it runs, and is neither traced nor stopped; `silent_s` shows whether it still looks."""
         if self._ended:
             return False
         try:
@@ -101,7 +98,7 @@ class Sentinel:
         return status.get("TracerPid") == "0" and status.get("State", "Z")[:1] not in "TtZX"
 
     def silent_s(self) -> float:
-        """Return for how long it has not finished a look at its wards."""
+        """Return how long ago it finished a look at what it watches."""
         if self._ended:
             return math.inf
         return (time.monotonic_ns() - int.from_bytes(self._beat[:BEAT_BYTES], "big")) / 1e9
@@ -111,20 +108,15 @@ class Sentinel:
         if not select.select([self.alarm_fd], [], [], 0)[0]:
             return None
         words = os.read(self.alarm_fd, MESSAGE_BYTES).decode().splitlines()
-        return Alarm(words[0]) if words else Alarm.SENTINEL_GONE
+        return Alarm(words[0]) if words else Alarm.WATCHDOG_GONE
 
     def stop(self) -> None:
         """End it, without an alarm having to be handled; may be called twice."""
         if self._ended:
             return
         self._ended = True
-        deadline = time.monotonic() + _REAP_S
-        try:
-            os.kill(self.pid, signal.SIGKILL)
-            while not os.waitpid(self.pid, os.WNOHANG)[0] and time.monotonic() < deadline:
-                time.sleep(0.001)  # a tracer can keep it from being reaped, and nothing else
-        except (ProcessLookupError, ChildProcessError):
-            pass  # it was reaped elsewhere
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it was reaped elsewhere
+            end_child(self.pid)
         self._commands.close()
         os.close(self.alarm_fd)
         self._beat.close()
@@ -140,50 +132,39 @@ class Sentinel:
             return ""
 
 
-def start(
-    agent_pid: int | None = None,
-    *,
-    kernel: Kernel = REAL,
-    period_s: float = PERIOD_S,
-) -> Sentinel:
-    """Fork the sentinel of this process, before it has threads or secrets.
+def start(agent_pid: int | None = None, *, kernel: Kernel = REAL, period_s: float = PERIOD_S) -> Watchdog:
+    """Fork the watchdog of this process, before it has threads or secrets.
 
     Args:
         agent_pid: the process to watch; this one when None.
-        kernel: the kernel.
-        period_s: how often it looks.
 
     Raises:
         PlatformError: `platform-unsupported`: it cannot be started.
     """
+    watched = os.getpid() if agent_pid is None else agent_pid
     try:
-        agent = os.pidfd_open(os.getpid() if agent_pid is None else agent_pid)
+        agent = os.pidfd_open(watched)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         alarm, alarm_writer = os.pipe()
         beat = mmap.mmap(-1, mmap.PAGESIZE)
-        watched = os.getpid() if agent_pid is None else agent_pid
         pid = os.fork()
     except OSError as error:
-        raise PlatformError(Code.PLATFORM, f"no sentinel can be started: {error.strerror}") from error
+        raise PlatformError(Code.PLATFORM, f"no watchdog can be started: {error.strerror}") from error
     if pid == 0:
-        _run(Watch(kernel, watched, agent, theirs, alarm_writer, beat), period_s)
-    for descriptor in (agent, alarm_writer):
-        os.close(descriptor)
+        code = 1
+        try:
+            watch = TracerWatch(kernel, watched, agent, theirs, alarm_writer, beat)
+            watch.settle()
+            watch.serve(period_s)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(agent)
+    os.close(alarm_writer)
     theirs.close()
     ours.settimeout(_ANSWER_S)
-    sentinel = Sentinel(pid, ours, alarm, beat, kernel)
-    if sentinel._ask("look") != "clean":
-        sentinel.stop()
-        raise PlatformError(Code.PLATFORM, "the sentinel cannot read the state of this process, or it is traced")
-    return sentinel
-
-
-def _run(watch: Watch, period_s: float) -> None:
-    """Be the sentinel; never returns."""
-    code = 1
-    try:
-        watch.settle()
-        watch.serve(period_s)
-        code = 0
-    finally:
-        os._exit(code)
+    watchdog = Watchdog(pid, ours, alarm, beat, kernel)
+    if watchdog._ask("look") != "clean":
+        watchdog.stop()
+        raise PlatformError(Code.PLATFORM, "the watchdog cannot read the state of this process, or it is traced")
+    return watchdog

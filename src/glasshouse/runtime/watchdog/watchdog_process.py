@@ -1,7 +1,7 @@
-"""The sentinel's own side: a loop that looks, and acts on what it sees.
+"""The watchdog's own side: a loop that looks, and acts on what it sees.
 
 Laws: it holds no descriptor but its own, no capability, and nothing of the agent's; it kills what is traced
-before it says so; it leaves when the agent is gone. See `sentinel` for what it is for and what it cannot see.
+before it writes the alarm; it leaves when the agent is gone. See `watchdog` for what it cannot see.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from glasshouse.runtime.kernel import (
     PR_SET_PDEATHSIG,
     Kernel,
     KernelError,
-    close_all_but,
+    detach,
 )
-from glasshouse.runtime.watchdog.process_tree import Look, ProcessTree
+from glasshouse.runtime.watchdog.process_tree import ProcessTree, TreeState
 
-__all__ = ["BEAT_BYTES", "MESSAGE_BYTES", "STOPPED_AGENT_S", "Alarm", "Watch"]
+__all__ = ["BEAT_BYTES", "MESSAGE_BYTES", "STOPPED_AGENT_S", "Alarm", "TracerWatch"]
 
 STOPPED_AGENT_S = 5.0
-# A look at thousands of threads takes a while: the sentinel takes a tenth of a core for it at most, and still looks
-# more often than the agent demands (`sentinel.SILENT_S`).
+# A look at thousands of threads takes a while: the watchdog takes a tenth of a core for it at most, and still looks
+# more often than the agent demands (`watchdog.SILENT_S`).
 _PAUSE_PER_LOOK = 9
 _LONGEST_PAUSE_S = 1.5
 MESSAGE_BYTES = 64
@@ -38,20 +38,19 @@ BEAT_BYTES = 8
 
 
 class Alarm(StrEnum):
-    """What the sentinel saw."""
+    """What the watchdog saw."""
 
     AGENT_TRACED = "agent-traced"
     WORKER_TRACED = "worker-traced"
     LOOK_INCOMPLETE = "look-incomplete"
-    SENTINEL_GONE = "sentinel-gone"
+    WATCHDOG_GONE = "sentinel-gone"
 
 
-class Watch:
-    """One sentinel; made in its own process.
+class TracerWatch:
+    """One watchdog; made in its own process.
 
     Args:
-        kernel: the kernel.
-        agent_pid, agent: whom it watches, by number and by pidfd.
+        agent_pid, agent: the process that it watches, by number and by pidfd.
         commands: its end of the socket to the agent.
         alarm: where it writes alarms.
         beat: shared memory for the time of its last look.
@@ -65,52 +64,43 @@ class Watch:
         # The topmost process of the worker's, its pidfd, and the group that is killed with it: 0 for none.
         self._worker_pid, self._worker, self._group = 0, -1, 0
         self._stopped_since: float | None = None
-        self._told: set[Alarm] = set()
+        self._raised: set[Alarm] = set()
         self._tree = ProcessTree(agent_pid, left_out=os.getpid())
         self._seen: set[int] = set()
 
     def settle(self) -> None:
-        """Become small: no descriptors, no capability, no reader."""
-        keep = {self._agent, self._commands.fileno(), self._alarm}
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(null, descriptor)
-        close_all_but({0, 1, 2, *keep})
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_IGN)
+        """Give up descriptors, capabilities, and readers of this process."""
+        detach({self._agent, self._commands.fileno(), self._alarm})
         signal.set_wakeup_fd(-1)
         for step in (
             lambda: self._kernel.prctl(PR_SET_DUMPABLE, 0),
-            lambda: self._kernel.prctl(PR_SET_PDEATHSIG, signal.SIGCONT),  # a stopped sentinel wakes and leaves
+            lambda: self._kernel.prctl(PR_SET_PDEATHSIG, signal.SIGCONT),  # a stopped watchdog wakes and leaves
             lambda: self._kernel.prctl(PR_SET_NO_NEW_PRIVS, 1),
             self._kernel.drop_capabilities,
-            self._filter,
+            lambda: seccomp.install(self._kernel, seccomp.worker(self._kernel.machine, isolated=False)),
         ):
-            try:
+            with contextlib.suppress(KernelError):  # what counts is observed on agent and worker
                 step()
-            except KernelError:
-                continue  # it watches all the same; what counts is observed on agent and worker
 
     def serve(self, period_s: float) -> None:
+        """Look every `period_s`, and answer the agent, until it is gone."""
         poll = select.poll()
         poll.register(self._commands.fileno(), select.POLLIN)
         poll.register(self._agent, select.POLLIN)
         due_s = time.monotonic()
         while True:
-            if time.monotonic() >= due_s:
-                begun_s = time.monotonic()
+            begun_s = time.monotonic()
+            if begun_s >= due_s:
                 self._tick()
                 now_s = time.monotonic()
                 due_s = now_s + max(period_s, min(_PAUSE_PER_LOOK * (now_s - begun_s), _LONGEST_PAUSE_S))
             wait_s = max(0.0, due_s - time.monotonic())
             ready = [descriptor for descriptor, _ in poll.poll(wait_s * 1000 + 1)]
-            if self._agent in ready or not self._obey(self._commands.fileno() in ready):
+            if self._agent in ready or (self._commands.fileno() in ready and not self._obey()):
                 self._kill_worker()
                 return
 
-    def _obey(self, asked: bool) -> bool:
-        if not asked:
-            return True
+    def _obey(self) -> bool:
         words = self._commands.recv(MESSAGE_BYTES).decode().split()
         if not words:
             return False
@@ -152,17 +142,18 @@ class Watch:
             self._kill_worker()
         if found.traced:
             for pid in found.traced.keys() - {self._agent_pid}:
-                _kill(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             in_worker = all(found.traced.values())
-            self._tell(Alarm.WORKER_TRACED if in_worker else Alarm.AGENT_TRACED)
+            self._raise_alarm(Alarm.WORKER_TRACED if in_worker else Alarm.AGENT_TRACED)
         elif not found.complete:
-            self._tell(Alarm.LOOK_INCOMPLETE)
+            self._raise_alarm(Alarm.LOOK_INCOMPLETE)
         self._judge_stop(found.root_stopped)
         self._beat[:BEAT_BYTES] = time.monotonic_ns().to_bytes(BEAT_BYTES, "big")
         return not found.traced and found.complete
 
-    def _is_whole(self, found: Look) -> bool:
-        """Return whether it read all that lives; agent and worker are gone only when their pidfds say so."""
+    def _is_whole(self, found: TreeState) -> bool:
+        """Return whether it read all that lives; agent and worker are gone only when their pidfds are readable."""
         wards = ((self._agent_pid, self._agent), (self._worker_pid, self._worker))
         return found.complete and all(
             pidfd < 0 or pid in found.seen or bool(select.select([pidfd], [], [], 0)[0]) for pid, pidfd in wards
@@ -184,15 +175,10 @@ class Watch:
                     os.killpg(self._group, signal.SIGKILL)
             _send(self._worker)
 
-    def _tell(self, alarm: Alarm) -> None:
-        if alarm not in self._told:
-            self._told.add(alarm)
+    def _raise_alarm(self, alarm: Alarm) -> None:
+        if alarm not in self._raised:
+            self._raised.add(alarm)
             os.write(self._alarm, alarm.value.encode() + b"\n")
-
-    def _filter(self) -> None:
-        if seccomp.supports(self._kernel.machine):
-            program = seccomp.worker(self._kernel.machine, isolated=False)
-            seccomp.install(self._kernel, program)
 
 
 def _read_attempt(pid: int) -> str:
@@ -205,15 +191,6 @@ def _read_attempt(pid: int) -> str:
     return "opened"
 
 
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
 def _send(pidfd: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:
-        return

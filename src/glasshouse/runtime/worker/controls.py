@@ -47,7 +47,7 @@ class Controls:
         self.targets["file"] = self._paths[1]
 
     def touched(self) -> list[str]:
-        """Return the names of the targets that somebody reached since they were made."""
+        """Return the names of the targets that were reached since they were made."""
         return [name for name, listener in self._listeners.items() if _arrived(listener)]
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import os
 
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.confine import memory_limits
+from glasshouse.runtime.watchdog.session_record import Process
 
 __all__ = ["NamedDirectory", "largest", "left", "make", "remove_left", "room", "sweep"]
 
@@ -28,15 +29,10 @@ _OF_THE_KERNEL = ("/dev/", "/proc/", "/sys/")
 
 
 class NamedDirectory:
-    """Such a directory, made by `make`.
-
-    Attributes:
-        path: where it is.
-    """
+    """Such a directory, made by `make`."""
 
     def __init__(self, path: str, lock: int) -> None:
-        self.path = path
-        self._lock = lock
+        self.path, self._lock = path, lock
 
     def remove(self) -> bool:
         """Remove it with all that is in it; return whether it is gone. May be called twice."""
@@ -48,15 +44,12 @@ class NamedDirectory:
 
 
 def make(parents: list[str] | None = None, *, least_bytes: int = 0, disk: bool = False) -> NamedDirectory:
-    """Make an empty directory, readable by this user alone; in memory where the machine has such a place.
+    """Make an empty directory, readable by this user alone, in memory where there is; raises `PlatformError`.
 
     Args:
         parents: where it may lie, the best first; by default what this machine has.
         least_bytes: what shall have room in it.
         disk: whether, where memory has less, it had better lie on the disk.
-
-    Raises:
-        PlatformError: `platform-unsupported`: there is no place for one.
     """
     name = f"{_PREFIX}{os.getpid()}-{_begun(str(os.getpid()))}-"
     if parents is None:
@@ -82,7 +75,7 @@ def room(path: str) -> tuple[bool, int]:
     from glasshouse.runtime.confine import mounts
 
     try:
-        mount = mounts.Table(_read(_MOUNTS)).at(os.path.realpath(path))
+        mount = mounts.MountTable(_read(_MOUNTS)).at(os.path.realpath(path))
         return mount is not None and mount.kind == _MEMORY, _free_bytes(path)
     except (OSError, ValueError):
         return False, 0
@@ -95,17 +88,17 @@ def largest() -> tuple[str, int] | None:
 
 
 def sweep(parents: list[str] | None = None) -> int:
-    """Remove what agents that are gone have left of this user's; returns how many of them are gone now.
-
-    One that cannot be removed stays, and is in nothing's way.
-    """
+    """Remove what agents that are gone have left of this user's; return how many of them are gone now."""
     return sum(remove_left(path) for path in left(parents))
 
 
 def left(parents: list[str] | None = None) -> list[str]:
     """Return this user's directories whose agent is gone."""
     found: list[str] = []
-    for parent in _parents() if parents is None else parents:
+    if parents is None:
+        memory = _in_memory()
+        parents = memory + _elsewhere(memory)
+    for parent in parents:
         try:
             with os.scandir(parent) as entries:
                 found += [entry.path for entry in entries if entry.name.startswith(_PREFIX) and _is_left(entry)]
@@ -130,7 +123,7 @@ def _is_left(entry: os.DirEntry[str]) -> bool:
     try:
         own = entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
         pid, _, rest = entry.name[len(_PREFIX) :].partition("-")
-        # Where that process is, it may be of a version that holds no lock; elsewhere the number says nothing.
+        # Where that process is, it may be of a version that holds no lock; elsewhere the number means nothing.
         if not own or rest.partition("-")[0] == _begun(pid):
             return False
         os.close(_lock(entry.path))
@@ -170,24 +163,14 @@ def _gone(path: str) -> bool:
     return True
 
 
-def _parents() -> list[str]:
-    """Return where such a directory may lie: memory first."""
-    memory = _in_memory()
-    return memory + _elsewhere(memory)
-
-
 def _in_memory() -> list[str]:
     """Return the memory file systems that this user may write to, the one with the most room first."""
-    try:
-        text = _read(_MOUNTS)
-    except OSError:
-        return []  # no Linux
     from glasshouse.runtime.confine import mounts
 
     try:
-        places = mounts.Table(text).places(_MEMORY)
-    except ValueError:
-        return []
+        places = mounts.MountTable(_read(_MOUNTS)).places(_MEMORY)
+    except (OSError, ValueError):
+        return []  # no Linux, or no table
     own = [place for place in places if place == _SHARED or not (place + "/").startswith(_OF_THE_KERNEL)]
     return sorted((place for place in own if os.access(place, os.W_OK | os.X_OK)), key=_free_bytes, reverse=True)
 
@@ -202,7 +185,7 @@ def _free_bytes(path: str) -> int:
         found = os.statvfs(path)
     except OSError:
         return 0
-    # One without a limit of its own says that it has no blocks at all.
+    # One without a limit of its own reports no blocks at all.
     return found.f_bavail * found.f_frsize if found.f_blocks else memory_limits.available_bytes()
 
 
@@ -214,7 +197,6 @@ def _read(path: str) -> bytes:
 def _begun(pid: str) -> str:
     """Return when a process started, in clock ticks, or nothing when there is no such process."""
     try:
-        with open(f"/proc/{int(pid)}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2].split()[19].decode()
+        return str(Process.of(int(pid)).started)
     except (OSError, ValueError, IndexError):
         return ""

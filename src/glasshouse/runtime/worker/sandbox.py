@@ -1,8 +1,8 @@
 """The worker's sandbox, seen from the agent: what it shall be, how it is started, what came of it.
 
 `start` spawns the launcher, which becomes the worker; its first frame on the link is the `sandbox` frame,
-which `Worker.confirm` reads. Laws: the worker's init (`init`) is this process's child, the worker is the init's and
-has its own process group; `end` leaves nothing of them: no process, no named workspace.
+which `Worker.confirm` reads. Laws: the worker's init (`worker_init`) is this process's child, the worker is the init's
+and has its own process group; `end` leaves nothing of them: no process, no named workspace.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ import marshal
 import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
-from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
+from glasshouse.attestation.hardening import CheckResult
 from glasshouse.errors import Code, FormatError, PlatformError
 from glasshouse.runtime.confine import read_only_package, shown_search
 from glasshouse.runtime.confine.shown_search import Look
@@ -29,13 +27,11 @@ from glasshouse.runtime.watchdog.session_record import members
 from glasshouse.runtime.worker import named_directory, worker_init
 from glasshouse.runtime.worker.controls import Controls
 from glasshouse.runtime.worker.named_directory import NamedDirectory
-from glasshouse.runtime.worker.shown_paths import NEVER_SHOWN, default_devices, default_read_paths, minimal_environment
-from glasshouse.wire import frames
+from glasshouse.runtime.worker.sandbox_spec import SandboxReport, SandboxSpec
+from glasshouse.runtime.worker.shown_paths import default_devices, default_read_paths, minimal_environment
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.policy import GROUP_EGRESS
-from glasshouse.wire.record import Identifier, Record, items, raw, table, text
 
-__all__ = ["SandboxReport", "SandboxSpec", "Spawn", "Worker", "default_devices", "default_read_paths", "start"]
+__all__ = ["Spawn", "Worker", "default_devices", "default_read_paths", "start"]
 
 _LAUNCHER = "from glasshouse.runtime.worker.launcher import main; main()"
 _ISOLATED = ("-I", "-B", "-X")
@@ -43,82 +39,10 @@ _REAP_S = 0.002
 _PID_BYTES = 4
 _LAUNCH_S = 10.0
 _EXIT_S = 60.0
-_MAX_NOTES = 128  # of a machine on which nothing at all is closed: 69
 _MAX_SPEC_BYTES = 60_000  # less than a pipe holds, so that writing it cannot block
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SandboxSpec:
-    """What the sandbox shall be; holds no secret.
-
-    Attributes:
-        argv: the worker's command line; ``{workspace}`` is replaced by the workspace's path inside.
-        python: the program to execute.
-        workspace_bytes: the most that workspace, /tmp and /dev/shm may hold together.
-        read_paths: what may be read and executed, besides nothing.
-        device_paths: device nodes that may be used.
-        egress: peers that the worker may reach; today nothing but `GROUP_EGRESS`, for which the sandbox opens nothing:
-            what is spoken to there is reached by the agent.
-        loopback: whether its processes may talk to each other over TCP and UDP, in a network namespace of their own;
-            the report has the note `loopback` where they may.
-        environment: names and values added to the minimal environment.
-        pycache_prefix: an empty private directory for the launcher's own interpreter.
-        hidden: what may lie beneath none of `read_paths`: the run's own folder.
-        package: descriptor of the sealed package, of which the worker is handed a view that reaches no disk.
-        least_bytes: what must have room in the workspace.
-        disk: whether it may lie on a disk, where it can have no mount and memory has no such room.
-    """
-
-    argv: tuple[str, ...]
-    pycache_prefix: str
-    workspace_bytes: int
-    python: str = sys.executable
-    read_paths: tuple[str, ...] = ()
-    device_paths: tuple[str, ...] = ()
-    egress: tuple[str, ...] = ()
-    loopback: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
-    hidden: tuple[str, ...] = ()
-    package: int | None = None
-    least_bytes: int = 0
-    disk: bool = False
-
-    def __post_init__(self) -> None:
-        if self.workspace_bytes < 1 << 20:
-            raise ValueError(f"a workspace of {self.workspace_bytes} bytes")
-        for path in (*self.read_paths, *self.device_paths):
-            # A link that leads to the whole machine would show it.
-            never = not {path, os.path.realpath(path)}.isdisjoint(NEVER_SHOWN)
-            if os.path.normpath(path) != path or not path.startswith("/") or never:
-                raise ValueError(f"a sandbox cannot show {path!r}")
-        shown = tuple({os.path.realpath(path) + "/" for path in self.read_paths})
-        if any((os.path.realpath(path) + "/").startswith(shown) for path in self.hidden):
-            raise PlatformError(
-                Code.PLATFORM,
-                "the run's folder lies beneath what the worker is shown: the interpreter's folder or a Python package",
-                hint="keep the state home out of packages and environments (--home, GLASSHOUSE_HOME)",
-            )
-        if set(self.egress) - {GROUP_EGRESS}:
-            # Landlock knows ports but no peers, and nothing for datagrams: a list could not be kept.
-            raise PlatformError(
-                Code.POLICY_IMPOSSIBLE,
-                "this runtime cannot limit a worker's network to single peers, so it gives none",
-                hint="use an empty egress list, and put what the job needs into the package",
-            )
-
-
 Spawn: TypeAlias = Callable[[SandboxSpec, list[int]], int]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SandboxReport(Record, name="sandbox", constants={"type": "sandbox"}):
-    """What the launcher saw from inside, just before it became the worker; `launcher.report` writes it."""
-
-    # The checks that it tried, as many as a frame holds; the others are observed from outside.
-    observed: Annotated[Mapping[str, CheckResult], table(frames.MAX_CONTROL_BYTES, raw())]
-    workspace: WorkspaceKind
-    base: Annotated[str, text(4096)]  # the directory that holds the workspace, as the worker sees it
-    notes: Annotated[tuple[Identifier, ...], items(_MAX_NOTES)]  # for people and for `HardeningReport.details`
 
 
 class Worker:
@@ -127,8 +51,7 @@ class Worker:
     Attributes:
         link: the agent's end of the control socket; what takes it over closes it.
         stdout, stderr: read ends of the worker's streams, blocking; closed by the log that takes them over.
-        pid: the worker's; None until `confirm`.
-        init_pid: the process above it, which ends after it; None until `confirm`.
+        pid, init_pid: the worker's, and that of the process above it, which ends after it; None until `confirm`.
         pidfd: readable once both have ended; -1 until `confirm`.
         report: None until `confirm`.
         package: descriptor of the sealed package for the worker; -1 until `confirm`, and where it is handed none.
@@ -151,12 +74,11 @@ class Worker:
         self._kernel, self._private, self._controls = kernel, private, controls
         self._launcher, self._answer, self._look = launcher, answer, look
 
-    def confirm(self, message: Json) -> SandboxReport:
-        """Take the `sandbox` frame, the first that comes over the link.
+    def confirm(self, message: Json) -> None:
+        """Take the `sandbox` frame, the first that comes over the link, and set `report`.
 
-        Returns:
-            the report, corrected by what the agent itself saw: a target that was reached fails
-            `egress-closed` whatever the launcher says, and a look that cannot be ended leaves it open.
+        It is corrected by what the agent itself saw: a target that was reached fails `egress-closed` whatever the
+        launcher reports, and a search that cannot be ended leaves it open.
 
         Raises:
             FormatError: not the frame, or a second one.
@@ -189,7 +111,6 @@ class Worker:
             self._private.remove()
         else:
             self.on_disk = not named_directory.room(self._private.path)[0]
-        return self.report
 
     @property
     def named_path(self) -> str:
@@ -226,16 +147,15 @@ class Worker:
         return False
 
     def beat(self) -> None:
-        """Let its init know that this process comes round; after the first time, a minute without ends the worker."""
+        """Send its init a sign of life; after the first, a minute without one ends the worker."""
         with contextlib.suppress(OSError):  # it has ended, or has many to take
             self._answer.send(b"\1", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def kill(self) -> None:
         """Send SIGKILL to the worker and to all that it started; nothing happens when it has ended."""
-        if self.init_pid is None or self.exit_code is not None:
-            return
-        self._kill_group()
-        os.kill(self.init_pid, signal.SIGKILL)  # our child and not waited for: the number is still its own
+        if self.init_pid is not None and self.exit_code is None:
+            self._kill_group()
+            os.kill(self.init_pid, signal.SIGKILL)  # our child and not waited for: the number is still its own
 
     def _kill_group(self) -> None:
         """Where no namespace ends what the worker started: its filter keeps that in its group."""
@@ -245,18 +165,18 @@ class Worker:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _final_code(self, init_status: int) -> int:
-        """Return how the worker ended, from the init's last word; an init without one was ended by another."""
+        """Return how the worker ended, from what the init wrote last; an init without that was ended by another."""
         with contextlib.suppress(OSError):
             # Before it there may be a package that was never taken.
-            while said := self._heard():
-                if len(said) == worker_init.STATUS_BYTES:
-                    return os.waitstatus_to_exitcode(int.from_bytes(said, "big"))
+            while data := self._receive():
+                if len(data) == worker_init.STATUS_BYTES:
+                    return os.waitstatus_to_exitcode(int.from_bytes(data, "big"))
         self._kill_group()
         return os.waitstatus_to_exitcode(init_status) or -signal.SIGKILL
 
-    def _heard(self) -> bytes:
+    def _receive(self) -> bytes:
         while True:
-            # Told once, and before what was said: the init ended with a beat that it had not read.
+            # Raised once, and before what was sent: the init ended with a beat that it had not read.
             with contextlib.suppress(ConnectionResetError):
                 return self._answer.recv(worker_init.STATUS_BYTES, socket.MSG_DONTWAIT)
 
@@ -287,7 +207,7 @@ class Worker:
         return -signal.SIGKILL if self.exit_code is None else self.exit_code
 
     def _learn_pids(self, patience_s: float = _LAUNCH_S) -> None:
-        """Wait for the launcher, which is gone within milliseconds, and read what it said; kill it if it is not."""
+        """Wait for the launcher, which is gone within milliseconds, and read what it sent; kill it if it is not."""
         if not self._launcher:
             return
         deadline = time.monotonic() + patience_s
@@ -297,13 +217,10 @@ class Worker:
                 deadline += patience_s
             time.sleep(_REAP_S)
         self._launcher = 0
-        try:
-            answer = self._answer.recv(_PID_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            answer = b""  # it was ended before it knew
-        if answer:
-            self.init_pid = int.from_bytes(answer, "big")
-            self.pid = _first_child(self._kernel, self.init_pid)
+        with contextlib.suppress(BlockingIOError):  # it was ended before it had a child
+            if answer := self._answer.recv(_PID_BYTES, socket.MSG_DONTWAIT):
+                self.init_pid = int.from_bytes(answer, "big")
+                self.pid = _first_child(self._kernel, self.init_pid)
 
     def _take_package(self, source: int) -> int:
         """Take the view of the package that the launcher made, and read back that it is one."""
@@ -316,9 +233,7 @@ class Worker:
             if read_only_package.kind(self._kernel, descriptor) is not None and os.fstat(descriptor).st_size == size:
                 return descriptor
             os.close(descriptor)
-        raise PlatformError(
-            Code.PLATFORM, "the package cannot be handed to the worker so that no disk is reached by it"
-        )
+        raise PlatformError(Code.PLATFORM, "the package cannot be handed to the worker without a way to a disk")
 
 
 def _first_child(kernel: Kernel, pid: int) -> int | None:
@@ -326,17 +241,15 @@ def _first_child(kernel: Kernel, pid: int) -> int | None:
     try:
         children = kernel.read(f"/proc/{pid}/task/{pid}/children").split()
     except OSError:
-        return None
+        children = []
     return int(children[0]) if children else None
 
 
 def start(spec: SandboxSpec, *, look: Look | None = None, kernel: Kernel = REAL, spawn: Spawn | None = None) -> Worker:
-    """Spawn the launcher; the first frame on the link tells when it is becoming the worker.
+    """Spawn the launcher; the first frame on the link comes when it is becoming the worker.
 
     Args:
-        spec: what the sandbox shall be.
-        look: beneath `spec.read_paths`, which it must be; ended with the worker, or here. By default one begins here.
-        kernel: the kernel.
+        look: the search beneath `spec.read_paths`; ended with the worker, or here. By default one begins here.
         spawn: starts the launcher with the given streams as its descriptors 0, 1, 2 and so on, and returns its
             pid; by default a new interpreter.
 

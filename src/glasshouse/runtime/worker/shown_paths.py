@@ -66,15 +66,16 @@ def _importable(path: str) -> set[str]:
     """Return what an entry of the search path must show, so that imports find there what they found before."""
     library = os.path.dirname(os.__file__)
     if os.path.isfile(path):
-        return {path} if _is_archive(path) else set()
+        try:
+            # Imports look into archives; `site` puts any file on the search path that a `.pth` file names.
+            zipimport.zipimporter(path)  # part of every interpreter that runs; `zipfile` costs 40 ms
+        except (EOFError, ImportError, OSError, ValueError):
+            return set()
+        return {path}
     if os.path.basename(path) in _SITES or f"{path}/".startswith(f"{library}/"):
         return {path}
     found = set()
-    try:
-        entries = list(os.scandir(path))
-    except OSError:
-        return set()
-    for entry in entries:
+    for entry in _entries(path):
         if entry.is_file():
             found |= {entry.path} if entry.name.endswith((".py", ".so")) else set()
         elif entry.name.endswith((".dist-info", ".egg-info")):
@@ -83,22 +84,13 @@ def _importable(path: str) -> set[str]:
             found.add(entry.path)
         elif entry.name.isidentifier() and entry.is_dir():
             # Perhaps a namespace: its packages, and nothing beside them.
-            found |= {path for path in _beneath(entry.path) if os.path.isfile(f"{path}/__init__.py")}
+            found |= {one.path for one in _entries(entry.path) if os.path.isfile(f"{one.path}/__init__.py")}
     return found
 
 
-def _is_archive(path: str) -> bool:
-    """Return whether imports look into a file; `site` puts any on the search path that a `.pth` file names."""
+def _entries(folder: str) -> list[os.DirEntry[str]]:
     try:
-        zipimport.zipimporter(path)  # part of every interpreter that runs; `zipfile` costs 40 ms
-    except (EOFError, ImportError, OSError, ValueError):
-        return False
-    return True
-
-
-def _beneath(folder: str) -> list[str]:
-    try:
-        return [f"{folder}/{name}" for name in os.listdir(folder)]
+        return list(os.scandir(folder))
     except OSError:
         return []  # it may not be read, or is gone
 

@@ -27,14 +27,11 @@ _WORD_BYTES = 8
 
 
 def removed(path: str, *, give_up_s: float = GIVE_UP_S) -> bool:
-    """Remove a folder with all that is in it.
+    """Remove a folder with all that is in it; return whether nothing has that name any more.
 
     Args:
         path: the folder; one that is not there, or is a link, is left as it is.
         give_up_s: after that many seconds the rest stays.
-
-    Returns:
-        whether nothing has that name any more.
     """
     deadline = time.monotonic() + give_up_s
     for _ in range(_ATTEMPTS):
@@ -52,14 +49,10 @@ def removed(path: str, *, give_up_s: float = GIVE_UP_S) -> bool:
 
 
 def opened(name: str, within: int | None = None) -> int:
-    """Open a folder so that it can be listed and emptied, whatever mode and flags its owner gave it.
+    """Open a folder so that it can be listed and emptied, whatever mode and flags its owner gave it; raises `OSError`.
 
     Args:
-        name: the folder.
         within: descriptor of the folder that holds it.
-
-    Raises:
-        OSError: it is no folder, or not this user's.
     """
     handle = os.open(name, os.O_PATH | _FOLDER, dir_fd=within)
     try:
@@ -94,13 +87,11 @@ def _empty(top: int, deadline: float) -> None:
 
 
 def _clear(folder: int, top: int, mark: str, moved: int, deadline: float) -> int:
-    """Remove the files in a folder, and move the folders in it to the top.
+    """Remove the files in a folder, and move the folders in it to the top, by the mark and a number.
 
     Args:
         folder, top: descriptors.
-        mark: what the names begin with that folders get at the top; the rest is a number.
-        moved: how many have one.
-        deadline: on the monotonic clock, in seconds.
+        moved: how many folders have such a name already.
 
     Returns:
         how many have one now.

@@ -3,10 +3,9 @@
 In a process namespace of its own it is the first process there, so that the kernel ends everything else with it;
 elsewhere it ends the worker's group, and is where the kernel leaves orphans (a subreaper). Laws: it is signalled when
 the agent ends, and the worker is killed when it does, which the worker's filter does not let it change; it also ends
-the worker when the agent has not come round for a minute, whatever holds it, and for that it opens no file and takes no
+the worker when the agent has not beaten for a minute, whatever holds it, and for that it opens no file and takes no
 memory of which it could be kept; it holds no key, and no descriptor but the agent's pidfd and the socket on which the
-agent's beats come and the worker's wait status is written last.
-Imports are few: the launcher imports this without compiled bytecode.
+agent's beats come and the worker's wait status is written last. Imports are few: nothing is compiled beforehand.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ def fork_worker(kernel: Kernel, agent_pid: int, agent: int, answer: int, *, own_
     """Become the init, in a child of the agent; return in a child of that, which is to become the worker.
 
     Args:
-        kernel: the kernel.
         agent_pid, agent: the agent by number and by pidfd, which is closed.
         answer: where the worker's wait status is written, 4 bytes big endian.
         own_namespace: whether this process is the first of a process namespace.
@@ -83,17 +81,12 @@ def _settle(kernel: Kernel, keep: set[int]) -> None:
         lambda: kernel.prctl(linux.PR_SET_CHILD_SUBREAPER, 1),
         kernel.drop_capabilities,
         lambda: kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1),
-        lambda: _filter(kernel),
+        lambda: seccomp.install(kernel, seccomp.worker(kernel.machine, isolated=False)),
     ):
         try:
             step()
         except KernelError:
             continue  # what counts is observed, of this process as of the worker
-
-
-def _filter(kernel: Kernel) -> None:
-    if seccomp.supports(kernel.machine):
-        seccomp.install(kernel, seccomp.worker(kernel.machine, isolated=False))
 
 
 def _serve(worker: int, agent: int, answer: int, own_namespace: bool) -> None:
@@ -144,16 +137,9 @@ def _end_everything(worker: int, own_namespace: bool) -> int:
 
 def _children() -> list[int]:
     try:
-        descriptor = os.open("/proc/thread-self/children", os.O_RDONLY | os.O_CLOEXEC)
+        return [int(word) for word in linux.REAL.read("/proc/thread-self/children").split()]
     except OSError:
         return []
-    try:
-        text = b""
-        while piece := os.read(descriptor, 65536):
-            text += piece
-        return [int(word) for word in text.split()]
-    finally:
-        os.close(descriptor)
 
 
 def _ended_child() -> int | None:
@@ -177,9 +163,6 @@ def _has_ended(pidfd: int) -> bool:
 
 def _kill(pid: int, *, group: bool = False) -> None:
     try:
-        if group:
-            os.killpg(pid, _signal.SIGKILL)
-        else:
-            os.kill(pid, _signal.SIGKILL)
+        (os.killpg if group else os.kill)(pid, _signal.SIGKILL)
     except OSError:
         return

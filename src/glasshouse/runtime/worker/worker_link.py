@@ -34,7 +34,6 @@ class WorkerLink:
 
     Args:
         connection: the agent's end; this object owns it from now on.
-        loop: where it is listened to.
         on_message: called with each control message.
         on_data: called with each data frame's payload, valid until it returns.
         on_closed: called once when the worker's end is closed.
@@ -49,19 +48,15 @@ class WorkerLink:
         on_data: Callable[[memoryview], None],
         on_closed: Callable[[], None],
     ) -> None:
-        self._socket = connection
-        self._loop = loop
-        self._on_message = on_message
-        self._on_data = on_data
-        self._on_closed = on_closed
+        self._socket, self._loop = connection, loop
+        self._on_message, self._on_data, self._on_closed = on_message, on_data, on_closed
         self._header = bytearray(_HEADER_BYTES)
         self._payload = bytearray(frames.MAX_PAYLOAD_BYTES)
         self._target = memoryview(self._header)
-        self._filled = 0
-        self._kind = 0
+        self._filled = self._kind = 0
         refuse_descriptors(connection)
         connection.setblocking(False)
-        loop.watch(connection.fileno(), self._readable)
+        loop.watch(connection.fileno(), self._turn)
 
     def send(self, message: Json, descriptors: Sequence[int] = ()) -> None:
         """Send a control message, with file descriptors beside it.
@@ -75,9 +70,9 @@ class WorkerLink:
             sent = self._socket.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
         except OSError:
             sent = 0
-        # The agent says a few short things to a worker that is reading: less than all means that it is not.
+        # The agent sends a few short things to a worker that is reading: less than all means that it is not.
         if sent != len(data):
-            raise RunError(Code.WORKER_KILLED, "the worker no longer listens")
+            raise RunError(Code.WORKER_KILLED, "the worker no longer reads")
 
     def drain(self) -> None:
         """Handle what the worker had sent before it went away."""
@@ -94,19 +89,13 @@ class WorkerLink:
         zero(self._payload)
         zero(self._header)
 
-    def _readable(self) -> None:
-        self._turn()
-
-    def _receive(self) -> int:
-        with interrupted():
-            return self._socket.recv_into(self._target[self._filled :])
-
     def _turn(self) -> bool:
         """Receive for one turn; return whether there may be more."""
         left, until_s = _BYTES_PER_TURN, time.monotonic() + _TURN_S
         while left > 0:
             try:
-                count = self._receive()
+                with interrupted():
+                    count = self._socket.recv_into(self._target[self._filled :])
             except (BlockingIOError, InterruptedError):
                 return False
             except OSError:
@@ -128,8 +117,11 @@ class WorkerLink:
     def _completed(self) -> None:
         whole, self._filled = self._target, 0
         if self._kind == 0:
-            self._kind = self._header[4]
-            self._target = memoryview(self._payload)[: _payload_bytes(self._header)]
+            length, self._kind = int.from_bytes(self._header[:4], "big"), self._header[4]
+            limits = {frames.CONTROL: frames.MAX_CONTROL_BYTES, frames.DATA: frames.MAX_PAYLOAD_BYTES}
+            if not 0 < length <= limits.get(self._kind, 0):
+                raise RunError(Code.WORKER_FAILED, "the worker sent what is not a frame")
+            self._target = memoryview(self._payload)[:length]
             return
         kind, self._kind = self._kind, 0
         self._target = memoryview(self._header)
@@ -138,20 +130,9 @@ class WorkerLink:
                 self._on_data(whole)
             finally:
                 zero(whole)
-        else:
-            self._on_message(parse(_control(whole)))
-
-
-def _payload_bytes(header: bytearray) -> int:
-    length, kind = int.from_bytes(header[:4], "big"), header[4]
-    limit = {frames.CONTROL: frames.MAX_CONTROL_BYTES, frames.DATA: frames.MAX_PAYLOAD_BYTES}.get(kind, 0)
-    if not 0 < length <= limit:
-        raise RunError(Code.WORKER_FAILED, "the worker sent what is not a frame")
-    return length
-
-
-def _control(payload: memoryview) -> Json:
-    try:
-        return decode(payload, max_bytes=frames.MAX_CONTROL_BYTES)
-    except FormatError:
-        raise RunError(Code.WORKER_FAILED, "the worker sent a message that is not canonical JSON") from None
+            return
+        try:
+            message = decode(whole, max_bytes=frames.MAX_CONTROL_BYTES)
+        except FormatError:
+            raise RunError(Code.WORKER_FAILED, "the worker sent a message that is not canonical JSON") from None
+        self._on_message(parse(message))

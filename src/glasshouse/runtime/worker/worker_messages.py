@@ -13,27 +13,10 @@ from typing import Annotated, TypeAlias, cast
 
 from glasshouse.errors import Code, FormatError, RunError
 from glasshouse.evidence.events import is_loss
-from glasshouse.evidence.results import STOP_REASONS
+from glasshouse.evidence.results import Unit, Work
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.fields import DECIMAL, IDENTIFIER
 from glasshouse.wire.record import Codec, Member, Record, Sha256, choice, digest, integer, one_of, table, text
-
-__all__ = [
-    "Failed",
-    "Finished",
-    "Imported",
-    "Losses",
-    "Message",
-    "Opened",
-    "OutputBegins",
-    "OutputEnds",
-    "Progress",
-    "Ready",
-    "Running",
-    "Sandbox",
-    "Work",
-    "parse",
-]
 
 MAX_OUTPUT_BYTES = 1 << 44
 # As the receipt will name it.
@@ -90,7 +73,6 @@ def _failure(value: Json, where: str) -> Code:
 
 _DECIMAL, _CODE = text(48, DECIMAL), text(128, IDENTIFIER)
 Loss: TypeAlias = Annotated[str, Codec(_loss)]
-Unit: TypeAlias = Annotated[str, choice(("epoch", "step"))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,16 +139,6 @@ class OutputEnds(Record, constants={"type": "output-end"}):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work(Record):
-    """How much was done, and why it stopped."""
-
-    unit: Unit
-    done: int
-    elapsed_us: int
-    stop_reason: Annotated[str, choice(STOP_REASONS)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Losses(Record):
     """The first loss that was reported, and the last."""
 
@@ -198,11 +170,7 @@ _MESSAGE = one_of("type", Ready, Imported, Opened, Running, Progress, OutputBegi
 
 
 def parse(value: Json) -> Message:
-    """Read one control message.
-
-    Raises:
-        RunError: `worker-failed`: not a message, or beyond its limits.
-    """
+    """Read one control message; raises `RunError`: `worker-failed`: not a message, or beyond its limits."""
     if isinstance(value, dict) and value.get("type") == "sandbox":
         return Sandbox(report=value)
     try:

@@ -1,6 +1,6 @@
-"""One worker from its first frame to its last: what it may say when, and what becomes of it.
+"""One worker from its first frame to its last: which message may come when, and what becomes of it.
 
-Laws: a message out of its order ends the run; an end that was not announced is told apart as well as the
+Laws: a message out of its order ends the run; an end that was not announced is distinguished as well as the
 machine allows (out of memory, killed, failed); plaintext goes from the link straight into the sealer.
 """
 
@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from enum import IntEnum
 
 from glasshouse.errors import Code, RunError
+from glasshouse.evidence.results import Work
 from glasshouse.evidence.rules import PROGRESS_US
 from glasshouse.package.outputs import SealedOutput
 from glasshouse.runtime.confine.memory_limits import oom_kills
 from glasshouse.runtime.keys.sealing import Outputs
 from glasshouse.runtime.loop import Loop, Timer
-from glasshouse.runtime.worker import worker_messages as say
+from glasshouse.runtime.worker import worker_messages as messages
 from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.runtime.worker.worker_link import WorkerLink
 from glasshouse.wire.canonical import Json
 
-__all__ = ["Reports", "Stage", "WorkerSession"]
+__all__ = ["ProgressReports", "Stage", "WorkerSession"]
 
 # Rounded up: a timer that is early by a microsecond would have to wait for another.
 PROGRESS_INTERVAL_S = 1.001
@@ -41,19 +42,19 @@ class Stage(IntEnum):
     FINISHED = 6
 
 
-class Reports:
+class ProgressReports:
     """What of a worker's progress goes into the log (spec/evidence.md section 2.3).
 
     The log lies on the host's disk, so progress is a way out of the sandbox: one report a second at most, whatever else
-    happens; the clock is the agent's; the count grows; unit and total are
-    those that were given first.  `now_us` is time since the workload began, by the agent's clock."""
+    happens; the clock is the agent's; the count grows; unit and total are those that were given first.
+    """
 
     def __init__(self) -> None:
-        self._last: say.Progress | None = None
-        self._waiting: say.Progress | None = None
+        self._last: messages.Progress | None = None
+        self._waiting: messages.Progress | None = None
 
-    def offer(self, progress: say.Progress) -> bool:
-        """Keep what the worker reports for the next time that one may leave; returns whether it was kept.
+    def offer(self, progress: messages.Progress) -> bool:
+        """Keep a report for the next time that one may leave; return whether it was kept.
 
         One whose count has not grown, or that counts something else, is left out.
         """
@@ -63,8 +64,12 @@ class Reports:
         self._waiting = progress
         return True
 
-    def take(self, now_us: int) -> say.Progress | None:
-        """Return the report that leaves now, if there is one and the last one was a second ago."""
+    def take(self, now_us: int) -> messages.Progress | None:
+        """Return the report that leaves now, if there is one and the last one was a second ago.
+
+        Args:
+            now_us: time since the workload began, by the agent's clock.
+        """
         waiting, last = self._waiting, self._last
         if waiting is None or (last is not None and now_us < last.elapsed_us + PROGRESS_US):
             return None
@@ -72,8 +77,8 @@ class Reports:
         self._last, self._waiting = replace(waiting, total=total, elapsed_us=now_us), None
         return self._last
 
-    def bounded(self, work: say.Work, now_us: int) -> say.Work:
-        """Return the work as the receipt may say it: in its reports' unit and not less, nor longer than the run."""
+    def bounded(self, work: Work, now_us: int) -> Work:
+        """Return the work as the receipt may state it: in its reports' unit and not less, nor longer than the run."""
         elapsed_us = min(work.elapsed_us, now_us)
         if self._last is None:
             return replace(work, elapsed_us=elapsed_us)
@@ -85,18 +90,15 @@ class WorkerSession:
     """The agent's side of the conversation.
 
     Args:
-        worker: as the sandbox started it.
-        loop: where it is listened to.
-        on_stage: called as the worker is `OPENED` and then `RUNNING`, before anything that it said after that.
-        on_progress: called with progress, at most once a second (`reports`).
+        on_stage: called as the worker is `OPENED` and then `RUNNING`, before anything that it sent after that.
+        on_progress: called with progress, at most once a second (`ProgressReports`).
         on_output: called with each sealed output.
         sealing: entered while an output is sealed, to time it.
 
     Attributes:
-        stage: how far it is.
         outputs: takes its outputs; set before the grant.
         imports_us: its own measure of importing its frameworks, once imported.
-        finished: what it said at its end.
+        finished: its last message.
     """
 
     def __init__(
@@ -105,34 +107,26 @@ class WorkerSession:
         loop: Loop,
         *,
         on_stage: Callable[[Stage], None],
-        on_progress: Callable[[say.Progress], None],
-        on_output: Callable[[say.OutputBegins, SealedOutput], None],
+        on_progress: Callable[[messages.Progress], None],
+        on_output: Callable[[messages.OutputBegins, SealedOutput], None],
         sealing: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.worker = worker
-        self.stage = Stage.STARTED
+        self.worker, self.stage = worker, Stage.STARTED
         self.outputs: Outputs | None = None
         self.imports_us: int | None = None
-        self.finished: say.Finished | None = None
-        self._loop = loop
-        self._on_stage = on_stage
-        self._on_progress = on_progress
-        self._on_output = on_output
-        self._sealing = sealing
-        self._reports = Reports()
+        self.finished: messages.Finished | None = None
+        self._loop, self._sealing = loop, sealing
+        self._on_stage, self._on_progress, self._on_output = on_stage, on_progress, on_output
+        self._reports = ProgressReports()
         self._running_since_s = 0.0
         self._progress_timer: Timer | None = None
         self._oom_kills = oom_kills()
         self._gone = False
-        self._header: say.OutputBegins | None = None
+        self._header: messages.OutputBegins | None = None
         self._link = WorkerLink(worker.link, loop, on_message=self._message, on_data=self._data, on_closed=self._closed)
 
     def reach(self, stage: Stage, *, within_s: float) -> None:
-        """Wait until the worker is as far as `stage`.
-
-        Raises:
-            RunError: it failed, is gone, or takes too long.
-        """
+        """Wait until the worker is as far as `stage`; raises `RunError`: it failed, is gone, or takes too long."""
         if not self._loop.run_until(lambda: self.stage >= stage, within_s=within_s):
             raise RunError(Code.WORKER_FAILED, f"the worker was not {stage.name.lower()} within {within_s:g} s")
 
@@ -162,10 +156,8 @@ class WorkerSession:
 
     def stop(self) -> None:
         """Ask it to stop; one that is gone is fine."""
-        try:
+        with suppress(RunError):
             self._link.send({"type": "stop"})
-        except RunError:
-            return
 
     def wait_for_end(self, *, within_s: float) -> None:
         """Wait until a finished worker has exited; one that lingers is killed by `end`."""
@@ -184,25 +176,25 @@ class WorkerSession:
             if self.outputs is not None:
                 self.outputs.discard()
 
-    def _message(self, message: say.Message) -> None:
+    def _message(self, message: messages.Message) -> None:
         match message:
-            case say.Sandbox() if self.stage is Stage.STARTED:
+            case messages.Sandbox() if self.stage is Stage.STARTED:
                 self.worker.confirm(message.report)
                 self._loop.watch(self.worker.pidfd, self._ended)
                 self.stage = Stage.CONFIRMED
-            case say.Failed():
+            case messages.Failed():
                 # A rank that the kernel ended for want of memory is seen by the worker only to be gone.
                 short = message.code is Code.RANK_LOST and oom_kills() > self._oom_kills
                 code = Code.OUT_OF_MEMORY if short else message.code
-                raise RunError(code, "the worker gave up; the sealed log says why")
-            case say.Ready() if self.stage is Stage.CONFIRMED:
+                raise RunError(code, "the worker gave up; why is in the sealed log")
+            case messages.Ready() if self.stage is Stage.CONFIRMED:
                 self.stage = Stage.READY
-            case say.Imported() if self.stage is Stage.READY:
+            case messages.Imported() if self.stage is Stage.READY:
                 self.imports_us = message.us
                 self.stage = Stage.IMPORTED
-            case say.Opened() if self.stage is Stage.IMPORTED and self.outputs is not None:
+            case messages.Opened() if self.stage is Stage.IMPORTED and self.outputs is not None:
                 self._reached(Stage.OPENED)
-            case say.Running() if self.stage is Stage.OPENED:
+            case messages.Running() if self.stage is Stage.OPENED:
                 self._reached(Stage.RUNNING)
             case _:
                 self._work(message)
@@ -212,41 +204,41 @@ class WorkerSession:
         self._running_since_s = self._loop.now_s()
         self._on_stage(stage)
 
-    def _work(self, message: say.Message) -> None:
+    def _work(self, message: messages.Message) -> None:
         if self.stage is not Stage.RUNNING or self.outputs is None:
-            raise _out_of_turn()
+            raise _out_of_order()
         match message:
-            case say.Progress():
+            case messages.Progress():
                 if self._reports.offer(message) and self._progress_timer is None:
-                    self._tell_progress()
-            case say.OutputBegins():
+                    self._report_progress()
+            case messages.OutputBegins():
                 with self._sealing():
                     self.outputs.begin(name=message.name, kind=message.kind, size=message.size)
                 self._header = message
-            case say.OutputEnds() if self._header is not None:
+            case messages.OutputEnds() if self._header is not None:
                 with self._sealing():
                     sealed = self.outputs.end(message.sha256)
                 self._on_output(self._header, sealed)
-            case say.Finished() if not self.outputs.in_progress:
-                self._tell_progress()
+            case messages.Finished() if not self.outputs.in_progress:
+                self._report_progress()
                 if self._progress_timer is not None:
                     self._progress_timer.cancel()
                 self.finished = replace(message, work=self._reports.bounded(message.work, self._work_us()))
                 self.stage = Stage.FINISHED
             case _:
-                raise _out_of_turn()
+                raise _out_of_order()
 
     def _data(self, plaintext: memoryview) -> None:
         if self.outputs is None:
-            raise _out_of_turn()
+            raise _out_of_order()
         with self._sealing():
             self.outputs.data(plaintext)
 
     def _progress_due(self) -> None:
         self._progress_timer = None
-        self._tell_progress()
+        self._report_progress()
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         """Record what was reported, if its time has come; what comes sooner waits, and at the end is left out."""
         progress = self._reports.take(self._work_us())
         if progress is not None:
@@ -260,26 +252,25 @@ class WorkerSession:
         return int((self._loop.now_s() - self._running_since_s) * 1e6)
 
     def _closed(self) -> None:
-        # The process may live a moment longer; its exit code says more than its silence.
+        # The process may live a moment longer; its exit code is the better evidence.
         if self.worker.pidfd < 0:
             raise RunError(Code.WORKER_FAILED, "the worker ended before it began")
 
     def _ended(self) -> None:
-        """Its process is gone: hear what it had still said, then judge."""
+        """Take what its process had still sent before it ended, then judge."""
         self._loop.unwatch(self.worker.pidfd)
         self._gone = True
         self._link.drain()
         code = self.worker.poll()
-        if self.stage is Stage.FINISHED and code == 0:
-            return
-        raise self._explain(code)
+        if self.stage is not Stage.FINISHED or code != 0:
+            raise self._explain(code)
 
     def _explain(self, code: int | None) -> RunError:
         if code is None:
             # Ended, yet not ours to reap: its tracer holds on to what is left.
-            return RunError(Code.WORKER_KILLED, "the worker was ended under somebody's eyes")
+            return RunError(Code.WORKER_KILLED, "the worker was ended while it was traced")
         if code >= 0:
-            return RunError(Code.WORKER_FAILED, f"the worker ended without a word (exit code {code})")
+            return RunError(Code.WORKER_FAILED, f"the worker ended without a message (exit code {code})")
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
             return RunError(Code.OUT_OF_MEMORY, "the machine ran out of memory and ended the worker")
         if code in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT):
@@ -287,5 +278,5 @@ class WorkerSession:
         return RunError(Code.WORKER_FAILED, f"the worker crashed (signal {-code})")
 
 
-def _out_of_turn() -> RunError:
+def _out_of_order() -> RunError:
     return RunError(Code.WORKER_FAILED, "the worker sent a message out of its turn")

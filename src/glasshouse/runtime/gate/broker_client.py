@@ -1,8 +1,8 @@
-"""The agent's line to the broker: requests over TCP or a Unix socket, waited for in the agent's loop.
+"""The agent's client of the broker: requests over TCP or a Unix socket, waited for in the agent's loop.
 
 Laws: a call never blocks the loop; it ends with an answer's body, with the gate's refusal, or with
 `broker-unreachable` when no whole answer came in time. Only the last may be tried again. What an answer
-*says* is judged by `handshake` and `evidence`; nothing here is believed.
+holds is judged by `handshake` and `evidence`.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from functools import partial
 from typing import TypeAlias
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, RefusedError
-from glasshouse.runtime.gate.http_exchange import Address, Answer, AnswerReader, parse_url, request
+from glasshouse.runtime.gate.http_exchange import Address, AnswerReader, HttpAnswer, parse_url, request
 from glasshouse.runtime.loop import READ, WRITE, Loop
 from glasshouse.wire.canonical import decode
 
-__all__ = ["Call", "Gate", "PendingError", "body_of"]
+__all__ = ["BrokerCall", "BrokerClient", "PendingError", "body_of"]
 
 TIMEOUT_S = 10.0
 
 _MAX_PROBLEM_BYTES = 8192
-# Answers that say "not now" rather than "no".
+# Not now, rather than no.
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 
 Target: TypeAlias = tuple[socket.AddressFamily, str | tuple[object, ...]]
-Done: TypeAlias = Callable[["Call"], None]
+Done: TypeAlias = Callable[["BrokerCall"], None]
 
 
 class PendingError(PeerError):
     """The gate accepted this machine and waits for others of its group; for any other question, no answer at all."""
 
     def __init__(self) -> None:
-        super().__init__(Code.BROKER_PROTOCOL, "the broker says to wait where there is nothing to wait for")
+        super().__init__(Code.BROKER_PROTOCOL, "the broker asks to wait where there is nothing to wait for")
 
 
-def body_of(answer: Answer) -> bytes:
+def body_of(answer: HttpAnswer) -> bytes:
     """Return a good answer's body.
 
     Raises:
-        RefusedError: the gate said no, with its code.
-        PendingError: it says to ask again.
+        RefusedError: the gate refused, with its code.
+        PendingError: it has to be asked again.
         PeerError: `broker-unreachable` for a passing trouble, `broker-protocol` for anything else.
     """
     if answer.status == 200:
@@ -65,33 +65,22 @@ def _code_of(body: bytes) -> Code | None:
         return None
 
 
-class Call:
-    """One request in flight.
-
-    Attributes:
-        finished: whether it ended, one way or the other.
-    """
+class BrokerCall:
+    """One request in flight."""
 
     def __init__(self, loop: Loop, targets: list[Target], data: bytes, *, timeout_s: float, done: Done | None) -> None:
-        self._loop = loop
-        self._targets = targets
-        self._data = data
+        self._loop, self._targets, self._data, self._done = loop, targets, data, done
         self._sent = 0
-        self._done = done
         self._reader = AnswerReader()
         self._socket: socket.socket | None = None
-        self._answer: Answer | None = None
+        self._answer: HttpAnswer | None = None
         self._error: GlasshouseError | None = None
-        self.finished = False
+        self.finished = False  # whether it ended, one way or the other
         self._timer = loop.after(timeout_s, lambda: self._lost("no answer in time"))
         self._connect()
 
     def body(self) -> bytes:
-        """Return the body of a finished call's answer.
-
-        Raises:
-            RefusedError, PeerError: see `body_of`.
-        """
+        """Return the body of a finished call's answer; raises as `body_of`."""
         if self._error is not None:
             raise self._error
         if self._answer is None:
@@ -108,13 +97,12 @@ class Call:
         while self._targets:
             family, where = self._targets.pop(0)
             connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-            error = connection.connect_ex(where)
-            if error in (0, errno.EINPROGRESS):
+            if connection.connect_ex(where) in (0, errno.EINPROGRESS):
                 self._socket = connection
                 self._loop.watch(connection.fileno(), partial(self._writable, connection), WRITE)
                 return
             connection.close()
-        # Told from the loop, not from the constructor: the caller has no handle on this call yet.
+        # From the loop, not from the constructor: the caller has no handle on this call yet.
         self._timer.cancel()
         self._timer = self._loop.after(0, lambda: self._lost("nothing listens"))
 
@@ -147,9 +135,9 @@ class Call:
             self._answer = self._reader.feed(data)
         except PeerError as error:
             self._finish(error)
-            return
-        if self._answer is not None:
-            self._finish(None)
+        else:
+            if self._answer is not None:
+                self._finish(None)
 
     def _lost(self, why: str) -> None:
         self._finish(PeerError(Code.BROKER_UNREACHABLE, f"the broker did not answer: {why}"))
@@ -170,49 +158,37 @@ class Call:
             done(self)
 
 
-class Gate:
-    """The broker's runtime listener.
-
-    Args:
-        url: ``http://host:port`` or ``unix:/path``, from the launch file.
-        loop: where calls are waited for.
-    """
+class BrokerClient:
+    """The broker's runtime listener, at ``http://host:port`` or ``unix:/path``."""
 
     def __init__(self, url: str, loop: Loop) -> None:
         self._address = parse_url(url)
         self._loop = loop
         self._targets: list[Target] = []
 
-    def begin(self, path: str, body: bytes, done: Done, *, timeout_s: float = TIMEOUT_S) -> Call:
-        """Send a request and call `done` with the finished call, from the loop."""
-        return Call(self._loop, self._resolved(), request(self._address, path, body), timeout_s=timeout_s, done=done)
+    def begin(self, path: str, body: bytes, done: Done | None, *, timeout_s: float = TIMEOUT_S) -> BrokerCall:
+        """Send a request; `done` is called with the finished call, from the loop."""
+        # Looked up once: a look-up blocks, which the loop must never do while a job trains.
+        self._targets = self._targets or _resolve(self._address)
+        data = request(self._address, path, body)
+        return BrokerCall(self._loop, list(self._targets), data, timeout_s=timeout_s, done=done)
 
     def post(self, path: str, body: bytes, *, timeout_s: float = TIMEOUT_S) -> bytes:
-        """Send a request and return the answer's body; the loop goes on meanwhile.
-
-        Raises:
-            RefusedError, PeerError: see `body_of`.
-        """
-        call = Call(self._loop, self._resolved(), request(self._address, path, body), timeout_s=timeout_s, done=None)
+        """Send a request and return the answer's body; the loop goes on meanwhile. Raises as `body_of`."""
+        call = self.begin(path, body, None, timeout_s=timeout_s)
         try:
             self._loop.run_until(lambda: call.finished)
         finally:
             call.abandon()
         return call.body()
 
-    def _resolved(self) -> list[Target]:
-        # Looked up once: a look-up blocks, which the loop must never do while a job trains.
-        if not self._targets:
-            self._targets = _resolve(self._address)
-        return list(self._targets)
-
 
 def _resolve(address: Address) -> list[Target]:
     if address.unix_path:
         return [(socket.AF_UNIX, address.unix_path)]
+    # Bytes, for a text would first be taken for an international name: 70 ms for loading that codec.
+    host = address.host.strip("[]").encode("ascii")
     try:
-        # Bytes, for a text would first be taken for an international name: 70 ms for loading that codec.
-        host = address.host.strip("[]").encode("ascii")
         found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)
     except OSError:
         return []

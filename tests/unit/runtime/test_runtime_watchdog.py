@@ -26,7 +26,7 @@ from glasshouse.runtime.kernel import (
 )
 from glasshouse.runtime.run import checks
 from glasshouse.runtime.watchdog import process_tree, watchdog, watchdog_process
-from glasshouse.runtime.watchdog.watchdog import Alarm, Sentinel
+from glasshouse.runtime.watchdog.watchdog import Alarm, Watchdog
 from tools.forked import in_child, keep_only
 from tools.machine import WithoutNamespaces, needs_filters, needs_namespaces, needs_root, needs_tracing
 from tools.sandboxed import children_of, is_gone, specification, start
@@ -114,7 +114,7 @@ def _be_agent(code: str, writer: int, custodian: bool, kernel: Kernel | None) ->
         gone = bool(helper) and became_true(lambda: is_gone(helper), 2)
         answer = {"alarm": str(alarm), "alive": watcher.alive(), "worker": ended, "custodian_gone": gone}
         os.write(writer, json.dumps(answer).encode() + b"\n")
-        if alarm is Alarm.SENTINEL_GONE:
+        if alarm is Alarm.WATCHDOG_GONE:
             return
 
 
@@ -300,7 +300,7 @@ def test_an_agent_that_stays_stopped_is_killed_and_the_worker_with_it(monkeypatc
     assert played(story) == {"gone": True}
 
 
-def with_sentinel(story: Callable[[Sentinel], object], *, kernel: Kernel = REAL) -> object:
+def with_sentinel(story: Callable[[Watchdog], object], *, kernel: Kernel = REAL) -> object:
     def act() -> object:
         watcher = watchdog.start(kernel=kernel, period_s=0.05)
         try:
@@ -312,7 +312,7 @@ def with_sentinel(story: Callable[[Sentinel], object], *, kernel: Kernel = REAL)
 
 
 def test_without_a_tracer_there_is_no_alarm_and_it_says_that_it_has_looked() -> None:
-    def story(watcher: Sentinel) -> object:
+    def story(watcher: Watchdog) -> object:
         time.sleep(0.2)
         return watcher.alive(), watcher.watching(), watcher.alarm()
 
@@ -320,7 +320,7 @@ def test_without_a_tracer_there_is_no_alarm_and_it_says_that_it_has_looked() -> 
 
 
 def test_it_watches_only_the_worker_that_it_was_told_of() -> None:
-    def story(watcher: Sentinel) -> object:
+    def story(watcher: Watchdog) -> object:
         pid = os.fork()
         if pid == 0:
             time.sleep(60)
@@ -336,7 +336,7 @@ def test_it_watches_only_the_worker_that_it_was_told_of() -> None:
 
 @pytest.mark.parametrize("dumpable", [1, 0])
 def test_it_reads_a_dumpable_process_as_the_same_user_could_and_is_refused_by_another(dumpable: int) -> None:
-    def story(watcher: Sentinel) -> object:
+    def story(watcher: Watchdog) -> object:
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -372,7 +372,7 @@ def test_it_holds_nothing_that_the_agent_had_open_and_no_capability(tmp_path: Pa
 
 
 def test_a_stopped_sentinel_is_not_alive() -> None:
-    def story(watcher: Sentinel) -> object:
+    def story(watcher: Watchdog) -> object:
         os.kill(watcher.pid, signal.SIGSTOP)
         time.sleep(0.05)
         return watcher.alive(), watcher.watching()
@@ -396,7 +396,7 @@ def test_a_sentinel_that_answers_but_has_stopped_looking_is_not_alive(monkeypatc
 
 
 def test_stopping_twice_is_fine_and_afterwards_nothing_is_watched() -> None:
-    def story(watcher: Sentinel) -> object:
+    def story(watcher: Watchdog) -> object:
         watcher.stop()
         watcher.stop()
         return watcher.alive(), watcher.watching(), watcher.watch(os.getpid()), is_gone(watcher.pid)

@@ -11,8 +11,8 @@ import pytest
 
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.watchdog import heartbeat, watchdog
-from glasshouse.runtime.watchdog.heartbeat import Vigil
-from glasshouse.runtime.watchdog.watchdog import Sentinel
+from glasshouse.runtime.watchdog.heartbeat import Heartbeat
+from glasshouse.runtime.watchdog.watchdog import Watchdog
 from tools.forked import in_child
 from tools.machine import needs_filters, needs_tracing
 from tools.tracer import Tracer
@@ -23,14 +23,14 @@ EVERY_S = 0.02
 LONG_S = 15.0
 
 
-def noticed(harm: Callable[[Sentinel], object], *, period_s: float = 0.05) -> bool:
+def noticed(harm: Callable[[Watchdog], object], *, period_s: float = 0.05) -> bool:
     """Do something to a sentinel that is looked at; return whether that was noticed, and the look then ended."""
 
     def act() -> bool:
         loop, told = Loop(), []
         watcher = watchdog.start(period_s=period_s)
         try:
-            Vigil(loop, watcher, lambda: told.append(watcher.pid), every_s=EVERY_S)
+            Heartbeat(loop, watcher, lambda: told.append(watcher.pid), every_s=EVERY_S)
             loop.sleep(5 * EVERY_S)
             assert told == []
             held = harm(watcher)
@@ -51,7 +51,7 @@ def test_a_sentinel_that_is_left_alone_is_looked_at_again_and_again() -> None:
         loop, told = Loop(), []
         watcher = watchdog.start(period_s=0.05)
         try:
-            Vigil(loop, watcher, lambda: told.append("gone"), every_s=EVERY_S)
+            Heartbeat(loop, watcher, lambda: told.append("gone"), every_s=EVERY_S)
             loop.sleep(0.3)
             return told
         finally:
@@ -85,7 +85,7 @@ def test_a_single_silent_look_is_no_alarm(monkeypatch: pytest.MonkeyPatch) -> No
         answers = iter([99.0, 99.0, 0.1, 99.0, 0.1])
         try:
             monkeypatch.setattr(watcher, "silent_s", lambda: next(answers, 0.0))
-            Vigil(loop, watcher, lambda: told.append("gone"), every_s=EVERY_S)
+            Heartbeat(loop, watcher, lambda: told.append("gone"), every_s=EVERY_S)
             loop.run_until(lambda: next(answers, None) is None, within_s=LONG_S)
             return told
         finally:
@@ -111,7 +111,7 @@ def test_looking_costs_the_agent_less_than_a_thousandth_of_a_core() -> None:
 
         watcher.untouched = counted  # type: ignore[method-assign]
         try:
-            Vigil(loop, watcher, lambda: told.append("gone"), every_s=0.001)
+            Heartbeat(loop, watcher, lambda: told.append("gone"), every_s=0.001)
             before = time.process_time()
             loop.run_until(lambda: looks >= 200, within_s=LONG_S)
             spent_s = time.process_time() - before

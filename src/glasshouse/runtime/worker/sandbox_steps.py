@@ -1,0 +1,230 @@
+"""The launcher's steps, one after the other, from a process in its namespaces to a confined one (`launcher.run`)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import sys
+
+from glasshouse.runtime import kernel as linux
+from glasshouse.runtime.confine import (
+    core_dumps,
+    file_trials,
+    landlock,
+    memory_limits,
+    mounts,
+    private_root,
+    seccomp,
+    shown_search,
+    trials,
+)
+from glasshouse.runtime.kernel import Kernel, KernelError
+
+LOOK_FD = 6
+PACKAGE_FD = 7
+NETWORK = "/proc/self/ns/net"
+_MAX_PRINTED = 4  # beside what the trials print less than a pipe holds: it is not read while this process starts
+
+
+class Spec:
+    """What `sandbox` asks for: made by the agent, this process's parent, from a dictionary of the same names."""
+
+    agent_pid: int
+    argv: list[str]
+    devices: list[str]
+    environment: dict[str, str]
+    loopback: bool
+    named_workspace: str
+    package: bool
+    python: str
+    read: list[str]
+    targets: dict[str, int | str]
+    workspace_bytes: int
+
+    def __init__(self, values: dict[str, object]) -> None:
+        self.__dict__.update(values)
+
+
+class SandboxBuild:
+    """The sandbox while it is built: the kernel, what it shall be, notes on what it is not, and where it lies."""
+
+    def __init__(self, kernel: Kernel, spec: Spec) -> None:
+        self.kernel, self.spec = kernel, spec
+        self.notes: list[str] = []
+        self.base = ""
+        self.package: int | None = None  # as the worker will be handed it
+        self.isolated = False
+        self.abi: int | None = None  # Landlock's version; None where it refused
+
+    @property
+    def private(self) -> bool:
+        return self.base == private_root.BASE
+
+
+def print_line(text: bytes) -> None:
+    os.write(2, b"launcher: " + text + b"\n")
+
+
+def put_score(score: int, box: SandboxBuild) -> None:
+    try:
+        memory_limits.put(score)
+    except OSError:
+        box.notes.append("no-oom-score")
+
+
+def stored_remotely(box: SandboxBuild) -> list[str]:
+    """Return a note where a server besides this kernel sees what is read and asked of the package."""
+    try:
+        # In the namespace that it was opened in: the view of it is in no table of mounts.
+        kind = mounts.MountTable.read(box.kernel).kind_of(box.kernel, PACKAGE_FD) if box.spec.package else None
+    except (OSError, ValueError):
+        kind = "unknown"
+    return [f"package-remote-{kind}"] if kind else []
+
+
+def keep_quiet(machines: str, box: SandboxBuild) -> None:
+    """Keep floods on the ranks' loopback out of the machine's log: in their own network, never the machine's."""
+    from glasshouse.runtime.confine import loopback
+
+    try:
+        if os.readlink(NETWORK) == machines:  # noqa: PTH115
+            raise OSError("the machine's own network")
+        loopback.keep_quiet()
+    except OSError:
+        box.notes.append("floods-logged")
+
+
+def make_file_system(box: SandboxBuild, size: int) -> None:
+    """Give the worker its file system."""
+    if "no-mount-namespace" not in box.notes:
+        try:
+            private_root.build(box.kernel, read=box.spec.read, devices=box.spec.devices, workspace_bytes=size)
+            box.base = private_root.BASE
+            return
+        except OSError as error:
+            box.notes.append("no-private-root")
+            print_line(f"no private root: {error}".encode())
+    box.base = box.spec.named_workspace
+    private_root.lay_out(box.base)
+    box.notes.append("named-workspace")
+
+
+def found_beneath(box: SandboxBuild) -> list[tuple[str, str]]:
+    """Wait for what was found beneath all that is shown, and cover what could not be looked into."""
+    found, whole = shown_search.answer(LOOK_FD)
+    os.close(LOOK_FD)
+    for folder in [path for kind, path in found if kind == "closed"]:
+        try:
+            if not box.private:
+                raise KernelError("mount", errno.EPERM)
+            private_root.cover(box.kernel, folder)
+        except OSError:
+            whole = False
+    if not whole:
+        box.notes.append(shown_search.IN_PART)
+    return [(kind, path) for kind, path in found if kind != "closed"]
+
+
+def cover_remote(box: SandboxBuild, found: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Cover remote file systems beneath what is shown, and note those that stay; return what was found elsewhere."""
+    cover = (lambda folder: private_root.cover(box.kernel, folder)) if box.private else None
+    left, covered = mounts.close(box.kernel, box.spec.read + box.spec.devices, cover=cover)
+    box.notes += left
+    for folder in covered[:_MAX_PRINTED]:
+        print_line(b"covered, since a server sees each name looked up there: " + os.fsencode(folder))
+    return [(kind, path) for kind, path in found if not any(mounts.beneath(path, folder) for folder in covered)]
+
+
+def connect_ranks(box: SandboxBuild) -> None:
+    """Give ranks their loopback, where everything that keeps it from leading outside is there."""
+    from glasshouse.runtime.confine import loopback  # only here: ordinary runs do not compile it
+
+    try:
+        loopback.raise_up()
+        box.notes.append("loopback")
+    except OSError as error:
+        box.notes.append("no-loopback")
+        print_line(f"no loopback: {error}".encode())
+
+
+def confine(box: SandboxBuild) -> None:
+    """Take away what the worker does not need."""
+    kernel, base = box.kernel, box.base
+    os.chdir(base + "/" + private_root.WORK)
+    core_dumps.limit()
+    # Above its keepers in the queue for a processor it would leave them none.
+    for first in (resource.RLIMIT_NICE, resource.RLIMIT_RTPRIO):
+        resource.setrlimit(first, (0, 0))
+    kernel.drop_capabilities()
+    kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    # Without a socket's name torch hands no tensor from one process to another, and waits: its locks, in shared memory,
+    # fail at once.
+    kept = (private_root.WORK, private_root.TEMPORARY, *([private_root.SHARED] if box.isolated else []))
+    # Where names lead to the machine's own files: all names beneath the search path, which imports look through.
+    looked_through = [path for path in sys.path if path.startswith("/") and os.path.isdir(path)]  # noqa: PTH112
+    loopback = "loopback" in box.notes
+    try:
+        box.abi = landlock.restrict(
+            kernel,
+            read=[*filter(_exists, box.spec.read), "/proc", *(["/dev", "/etc"] if box.private else [])],
+            write=[f"{base}/{name}" for name in kept],
+            devices=[*filter(_exists, box.spec.devices)],
+            names=["/"] if box.private else looked_through,
+            tcp=loopback,
+        )
+        box.notes.append(f"landlock-abi-{box.abi}")
+    except OSError as error:
+        print_line(f"no Landlock: {error}".encode())
+    try:
+        init = os.getppid()
+        program = seccomp.worker(kernel.machine, isolated=box.isolated, loopback=loopback, init=init)
+        seccomp.install(kernel, program)
+    except KernelError:
+        box.notes.append("no-seccomp-filter")
+
+
+def observe(box: SandboxBuild, found: list[tuple[str, str]]) -> dict[str, bool | None]:
+    """Try everything that is forbidden; trials that succeed become notes."""
+    kernel, spec, notes = box.kernel, box.spec, box.notes
+    names = list(environment(box))
+    ways_out = file_trials.ways_out(found, private_root=box.private)
+    loopback = "loopback" in notes
+    tried = {
+        "debug-env-clean": trials.environment(names),
+        "egress-closed": trials.egress(kernel, spec.targets, isolated=box.isolated, loopback=loopback) + ways_out,
+        "landlock": file_trials.files(box.base, [str(spec.targets["file"])]),
+        "metadata-closed": file_trials.metadata(kernel, package=box.package, paths=spec.read + spec.devices),
+        "preload-clean": trials.libraries(kernel, names),
+        "seccomp-filter": trials.system_calls(kernel, isolated=box.isolated),
+    }
+    of_kernel = file_trials.kernel_files(private_root.HIDDEN)
+    if box.private:
+        tried["landlock"] += of_kernel
+    else:
+        notes += [f"open-{name}" for name in of_kernel]  # without mounts nothing can hide them
+        # What is written elsewhere stays on a disk, or is read from a pipe by another process.
+        tried["egress-closed"] += [name for name in tried["landlock"] if name in ("create-outside", "write-outside")]
+    observed: dict[str, bool | None] = {name: not succeeded for name, succeeded in tried.items()}
+    notes += [f"open-{name}" for succeeded in tried.values() for name in succeeded]
+    neighbours = box.private and not box.abi and not file_trials.is_alone(kernel)
+    if neighbours:
+        notes.append("shown-processes")  # the root of one that starts later leads past all mounts
+    if (neighbours or shown_search.IN_PART in notes) and observed["egress-closed"]:
+        observed["egress-closed"] = None  # there may be a way out where nothing looked
+    if not box.abi:
+        observed["landlock"] = None if box.abi == 0 else False
+    elif observed["landlock"] and mounts.is_remote(notes):
+        observed["landlock"] = None  # no version of it keeps a name from being looked up
+    if kernel.status("self").get("Seccomp") != "2":
+        observed["seccomp-filter"] = None if "no-seccomp-filter" in notes else False
+    return observed
+
+
+def environment(box: SandboxBuild) -> dict[str, str]:
+    work, temporary = f"{box.base}/{private_root.WORK}", f"{box.base}/{private_root.TEMPORARY}"
+    return {**box.spec.environment, "HOME": work, "TMPDIR": temporary}
+
+
+def _exists(path: str) -> bool:
+    return os.access(path, os.F_OK)
