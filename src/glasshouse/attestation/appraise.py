@@ -16,16 +16,6 @@ from glasshouse.errors import Code
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.states import State
 
-__all__ = [
-    "check_5_time",
-    "check_6_manifest",
-    "check_7_container",
-    "check_8_measurement",
-    "check_10_state",
-    "check_11_hardening",
-    "check_12_assurance",
-]
-
 
 def check_5_time(claims: Claims, *, challenge_issued_us: int, now_us: int, skew_us: int) -> None:
     """Made after the challenge was, and not in the future, give or take the policy's skew.

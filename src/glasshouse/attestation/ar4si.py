@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
-__all__ = ["ASPECTS", "SOFTWARE_VECTOR", "EarStatus", "status_of"]
-
 ASPECTS = (
     "configuration",
     "executables",
@@ -20,7 +18,7 @@ ASPECTS = (
 )
 
 SOFTWARE_VECTOR: Mapping[str, int] = MappingProxyType({"configuration": 32, "executables": 32})
-"""What `software` may say: recognised executables and configuration, for which the verifier cannot vouch."""
+"""The vector of `software`: recognised executables and configuration, for which the verifier cannot vouch."""
 
 
 class EarStatus(StrEnum):

@@ -23,8 +23,6 @@ from glasshouse.wire.policy import Assurance
 from glasshouse.wire.record import Codec, Id, Identifier, Member, Record, Sha256, digest, items, octets, text
 from glasshouse.wire.states import State
 
-__all__ = ["EAT_PROFILE", "EAT_PROFILE_1", "ID_BYTES", "NONCE_BYTES", "Claims", "ContainerSource", "Gpu", "composite"]
-
 EAT_PROFILE = "urn:glasshouse:evidence:2"
 EAT_PROFILE_1 = "urn:glasshouse:evidence:1"
 """Of evidence whose measurement has no parts: receipts of that time are still read, and no gate releases to it."""
@@ -37,7 +35,7 @@ _COMPOSITE_LABEL = b"glasshouse composite v1"
 
 
 class ContainerSource(StrEnum):
-    """Where the container id came from: placement made it up, or the platform told it."""
+    """Where the container id came from: placement minted it, or the platform gave it."""
 
     MINTED = "minted"
     PLATFORM = "platform"
@@ -63,7 +61,7 @@ def _write_measurement(measured: Measured | bytes) -> Json:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claims(Record, name="claims", constants=CONFIRMATION, derived={"eat_profile": "eat_profile"}):
-    """The claims of a runtime about itself; nothing in it is believed before the gate's checks."""
+    """The claims of a runtime about itself, unverified before the gate's checks."""
 
     nonce: Annotated[bytes, octets(NONCE_BYTES), Member("eat_nonce")]  # the challenge's
     issued_us: int  # when the claims were made, by the runtime's clock

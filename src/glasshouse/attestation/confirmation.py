@@ -6,8 +6,6 @@ from typing import Annotated, TypeAlias
 
 from glasshouse.wire.record import Member, octets
 
-__all__ = ["CONFIRMATION", "Confirmed"]
-
 CONFIRMATION = {"cnf": {"jwk": {"crv": "Ed25519", "kty": "OKP"}}}
 """Constants of a record with a field of the type `Confirmed`."""
 

@@ -1,7 +1,7 @@
 """The attestation result: an EAR (draft-ietf-rats-ear-04) as a JWT of the type `ear+jwt`.
 
 Laws: at the level `software` the status is `warning`, and no claim is made about hardware or
-instance identity; a result that says otherwise is refused by its parser, whichever key signed it.
+instance identity; a result that claims more is refused by its parser, whichever key signed it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.wire import jwt, signing
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.record import Id, Member, Record, Sha256, choice, integer, octets, table, text
-
-__all__ = ["EAR_PROFILE", "EAR_TYPE", "Ear"]
 
 EAR_TYPE = "ear+jwt"
 EAR_PROFILE = "tag:ietf.org,2026:rats/ear#04"
@@ -71,7 +69,7 @@ class Ear(
 
     def __post_init__(self) -> None:
         if not self.vector or not self.vector.keys() <= set(ASPECTS):
-            raise FormatError(Code.SCHEMA, "a trustworthiness vector that is empty or says what AR4SI does not know")
+            raise FormatError(Code.SCHEMA, "a trustworthiness vector that is empty or has an aspect that AR4SI lacks")
         if self.status is not status_of(self.vector):
             raise FormatError(Code.SCHEMA, "an attestation result whose status is not that of its vector")
         if self.assurance is Assurance.SOFTWARE and dict(self.vector) != dict(SOFTWARE_VECTOR):

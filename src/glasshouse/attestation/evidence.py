@@ -1,7 +1,7 @@
 """The evidence message: claims, composite and hardware evidence, signed by evidence key and launch key.
 
-DSSE over canonical JSON; see spec/key-release.md section 4. Parsing believes nothing: signatures are
-checked by `attestation.verify`, once it is known whose they must be.
+DSSE over canonical JSON; see spec/key-release.md section 4. Parsing checks no signature:
+`attestation.verify` does, once it is clear whose they must be.
 """
 
 from __future__ import annotations
@@ -19,16 +19,6 @@ from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Assurance
 from glasshouse.wire.record import Identifier, Record, Sha256, items, octets
 from glasshouse.wire.signing import SigningKey
-
-__all__ = [
-    "EVIDENCE_TYPE",
-    "MAX_EVIDENCE_BYTES",
-    "Blob",
-    "Evidence",
-    "EvidenceEnvelope",
-    "SignedEvidence",
-    "sign_evidence",
-]
 
 EVIDENCE_TYPE = "application/vnd.glasshouse.evidence+json"
 MAX_EVIDENCE_BYTES = 128 * 1024

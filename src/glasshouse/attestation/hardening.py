@@ -18,27 +18,13 @@ from glasshouse.wire.fields import IDENTIFIER
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.record import Record, choice, raw, table
 
-__all__ = [
-    "CHECKS",
-    "REQUIRED",
-    "CheckResult",
-    "HardeningReport",
-    "Process",
-    "SecretMemoryKind",
-    "WorkspaceKind",
-    "anti_debug",
-    "best_profile",
-    "consistent",
-    "missing",
-]
-
 Process: TypeAlias = Literal["agent", "worker"]
 
 MAX_DETAILS = 32
 
 
 class CheckResult(StrEnum):
-    """What an observation said; `unavailable` where the kernel does not offer the means."""
+    """The result of an observation; `unavailable` where the kernel does not offer the means."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -121,9 +107,8 @@ class HardeningReport(Record, name="hardening"):
     details: Annotated[Mapping[str, str | int], raw(_details)] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for process, results in (("agent", self.agent), ("worker", self.worker)):
-            if results.keys() != CHECKS[_process(process)]:
-                raise FormatError(Code.SCHEMA, f"hardening.{process} does not answer exactly the known checks")
+        if (self.agent.keys(), self.worker.keys()) != (CHECKS["agent"], CHECKS["worker"]):
+            raise FormatError(Code.SCHEMA, "hardening does not answer exactly the known checks of both processes")
         if len(self.details) > MAX_DETAILS:
             raise FormatError(Code.SCHEMA, f"hardening.details has more than {MAX_DETAILS} entries")
         for name, value in self.details.items():
@@ -133,16 +118,7 @@ class HardeningReport(Record, name="hardening"):
 
 def missing(report: HardeningReport, profile: Profile) -> list[str]:
     """Return what `profile` demands and `report` did not pass, as ``process.check``, sorted."""
-    answers: tuple[tuple[Process, Mapping[str, CheckResult]], ...] = (
-        ("agent", report.agent),
-        ("worker", report.worker),
-    )
-    return sorted(
-        f"{process}.{name}"
-        for process, results in answers
-        for name in REQUIRED[profile][process]
-        if results.get(name) is not CheckResult.PASSED
-    )
+    return _lacking(report.agent, report.worker, profile)
 
 
 def anti_debug(agent: Mapping[str, CheckResult], worker: Mapping[str, CheckResult]) -> bool:
@@ -152,15 +128,7 @@ def anti_debug(agent: Mapping[str, CheckResult], worker: Mapping[str, CheckResul
 
 def best_profile(agent: Mapping[str, CheckResult], worker: Mapping[str, CheckResult]) -> Profile:
     """Return the strongest profile all of whose checks passed."""
-    answers: tuple[tuple[Process, Mapping[str, CheckResult]], ...] = (("agent", agent), ("worker", worker))
-    for profile in reversed(Profile):
-        if all(
-            results.get(name) is CheckResult.PASSED
-            for process, results in answers
-            for name in REQUIRED[profile][process]
-        ):
-            return profile
-    return Profile.OFF
+    return next((one for one in reversed(Profile) if not _lacking(agent, worker, one)), Profile.OFF)
 
 
 def consistent(report: HardeningReport) -> bool:
@@ -178,5 +146,11 @@ def consistent(report: HardeningReport) -> bool:
     )
 
 
-def _process(name: str) -> Process:
-    return "agent" if name == "agent" else "worker"
+def _lacking(agent: Mapping[str, CheckResult], worker: Mapping[str, CheckResult], profile: Profile) -> list[str]:
+    answers: tuple[tuple[Process, Mapping[str, CheckResult]], ...] = (("agent", agent), ("worker", worker))
+    return sorted(
+        f"{process}.{name}"
+        for process, results in answers
+        for name in REQUIRED[profile][process]
+        if results.get(name) is not CheckResult.PASSED
+    )

@@ -9,8 +9,6 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["SKIPPED", "SUFFIXES", "Disk", "Installation", "files_below"]
-
 SUFFIXES = (".py", ".pyc", ".so", ".dylib")
 SKIPPED = frozenset({"__pycache__", "dist-packages", "site-packages"})
 _MAX_DEPTH = 24
@@ -63,7 +61,7 @@ class Disk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Installation:
-    """What an interpreter says of itself before its files are read.
+    """Where an interpreter and its packages lie, before their files are read.
 
     Attributes:
         disk: where all of it lies.

@@ -14,8 +14,6 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.record import Record, Sha256, digest, items
 
-__all__ = ["MAX_REFERENCES", "PARTS", "Measured", "References", "digest_of_part"]
-
 PARTS = ("cryptography", "glasshouse", "interpreter", "start_up")
 """The parts, sorted: the ciphers, our own code, the interpreter with its standard library, and start-up hooks."""
 

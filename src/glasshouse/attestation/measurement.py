@@ -27,8 +27,6 @@ from glasshouse.attestation.start_up import package_directories, start_up_files
 from glasshouse.errors import Code, PlatformError
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 
-__all__ = ["measure_environment", "measure_runtime", "measured_files"]
-
 _ENVIRONMENT_LABEL = b"glasshouse environment v1"
 _MAX_FILES = 50_000
 _BUFFER_BYTES = 256 * 1024
@@ -52,7 +50,7 @@ def measure_runtime() -> Measured:
 def measured_files(installation: Installation | None = None) -> dict[str, dict[str, bytes]]:
     """Return each part's files, name → SHA-256: to see where two installations differ.
 
-    Names begin with the package or place (``blake3/``, ``stdlib/``, …) and do not say where that is.
+    Names begin with the package or place (``blake3/``, ``stdlib/``, …) and not with its path.
 
     Args:
         installation: that is not running; None for the one that is.

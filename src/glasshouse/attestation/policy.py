@@ -11,8 +11,6 @@ from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.record import Record, items, text
 
-__all__ = ["MAX_LEASE_S", "DeploymentPolicy"]
-
 MAX_RELEASES = 1000
 MAX_LEASE_S = 24 * 3600
 MAX_DURATION_S = 90 * 24 * 3600

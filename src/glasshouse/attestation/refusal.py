@@ -10,8 +10,6 @@ from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.signing import key_id
 
-__all__ = ["CheckFailedError", "check_1", "check_signed"]
-
 Read = TypeVar("Read")
 
 _KEY_ID = re.compile(r"[0-9a-f]{32}")
@@ -21,7 +19,7 @@ class CheckFailedError(RefusedError):
     """The gate refused at a numbered check of spec/key-release.md; nothing was released.
 
     What is shown of the two sides is public by construction: digests, enumerations, identifiers and
-    times that the runtime itself sent or that its launch file told it. A check that has no such part
+    times that the runtime itself sent or that its launch file holds. A check that has no such part
     leaves both empty.
 
     Args:

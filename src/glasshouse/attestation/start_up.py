@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator
 
 from glasshouse.attestation.installation import SUFFIXES, Disk, Installation, files_below
 
-__all__ = ["files_of_modules", "package_directories", "start_up_files"]
-
 _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
 # Wherever in a `.pth` file it stands: what ends a line there is not the same for every version of Python.
 _CODE = re.compile(rb"import[ \t]")

@@ -20,15 +20,6 @@ from glasshouse.attestation.roots.root_table import root_of
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse, hpke
 
-__all__ = [
-    "check_1_envelope",
-    "check_1_message",
-    "check_1_payload",
-    "check_4_signatures",
-    "check_9_composite",
-    "check_12_hardware",
-]
-
 
 def check_1_message(message: bytes) -> SignedEvidence:
     """Both parts of check 1, where nothing hangs on the signatures between them; raises `CheckFailedError`."""

@@ -14,8 +14,6 @@ from glasshouse.package.limits import MAX_BYTES, MAX_COUNT, OutputLimits
 from glasshouse.wire.group import Group
 from glasshouse.wire.record import Record, Sha256, integer, octets, one_of
 
-__all__ = ["ANSWER", "MAX_PACKET_BYTES", "PID_BYTES", "Failed", "Opened", "Request"]
-
 PID_BYTES = 4
 MAX_PACKET_BYTES = 1 << 16
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 
-__all__ = ["PATTERN_BYTES", "PatternKind", "ResiduePatterns", "is_distinctive", "region_bytes"]
-
 PATTERN_BYTES = 32
 
 _COUNT_BYTES = 4

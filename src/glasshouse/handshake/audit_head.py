@@ -8,8 +8,6 @@ from typing import Annotated
 from glasshouse.wire import dsse
 from glasshouse.wire.record import Sha256, octets
 
-__all__ = ["AUDIT_HEAD_TYPE", "AuditHead"]
-
 AUDIT_HEAD_TYPE = "application/vnd.glasshouse.audit-head+json"
 
 

@@ -1,6 +1,6 @@
 """The gate: the numbered checks of spec/key-release.md section 6, in order, and the release.
 
-Pure decisions. The broker brings what only its store knows (the challenge's state, check 2; the
+Pure decisions. The broker brings what only its store holds (the challenge's state, check 2; the
 budget, check 13) and commits them in one transaction with what is decided here. The first check
 that fails raises `CheckFailedError` with its code, and nothing later is looked at.
 """
@@ -66,7 +66,7 @@ class Appraisal:
     """Evidence that passed checks 1 and 3 to 12.
 
     Attributes:
-        claims: the claims, now believed as far as their level goes.
+        claims: the claims, verified as far as their level goes.
         evidence_sha256: the digest of the evidence message.
         root: what its root of trust amounts to.
     """

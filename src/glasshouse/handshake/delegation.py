@@ -11,8 +11,6 @@ from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.record import LEFT_OUT, Codec, choice, integer, items, octets
 
-__all__ = ["DELEGATION_TYPE", "MAX_DELEGATION_BYTES", "Delegation", "Use"]
-
 DELEGATION_TYPE = "application/vnd.glasshouse.delegation+json"
 MAX_DELEGATION_BYTES = 4096
 

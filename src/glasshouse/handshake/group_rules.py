@@ -1,6 +1,6 @@
 """Check 14 of the gate: a group's machines are released to all together, or none of them is.
 
-Pure rules of spec/key-release.md sections 6.1 and 7.3; the broker brings what its store knows of the group.
+Pure rules of spec/key-release.md sections 6.1 and 7.3; the broker brings what its store holds of the group.
 """
 
 from __future__ import annotations
@@ -13,15 +13,6 @@ from glasshouse.errors import Code
 from glasshouse.handshake.messages import MAX_RELEASE_REQUEST_BYTES, RELEASE_REQUEST_TYPE, ReleaseRequest
 from glasshouse.wire.dsse import Envelope
 
-__all__ = [
-    "GroupRecord",
-    "GroupState",
-    "check_4_release_request",
-    "check_14_group",
-    "check_release_request",
-    "rank_refused",
-]
-
 
 class GroupState(StrEnum):
     """How a group stands at the gate; from the last two there is no way back."""
@@ -33,7 +24,7 @@ class GroupState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupRecord:
-    """What the broker knows of a group.
+    """What the broker's store holds of a group.
 
     Attributes:
         id: 32 bytes.
@@ -71,7 +62,7 @@ def check_14_group(group: GroupRecord) -> None:
 
 
 def rank_refused(machine: int, code: Code) -> CheckFailedError:
-    """Return what the other machines of a group are told of the one that is to blame."""
+    """Return the refusal of a group's other machines, for the one that is to blame."""
     what = "is missing" if code is Code.RANK_LOST else "was refused"
     return CheckFailedError(
         "14",

@@ -31,8 +31,8 @@ class LaunchFile(Record, name="launch", max_bytes=MAX_LAUNCH_BYTES):
 
     token: Annotated[str, text(jwt.MAX_TOKEN_BYTES)] = field(repr=False)  # the launch token, compact
     launch_seed: Annotated[bytes, octets(32)] = field(repr=False)  # the launch key's private half
-    broker_public: Annotated[bytes, octets(32)]  # the pinned key of the only broker to believe
-    broker_url: Annotated[str, text(512)]  # ``http://host:port`` or ``unix:/path``; not believed, only called
+    broker_public: Annotated[bytes, octets(32)]  # pinned: the only broker whose answers count
+    broker_url: Annotated[str, text(512)]  # ``http://host:port`` or ``unix:/path``; called, never trusted
     delegation: dsse.Envelope  # of the owner to that broker
     run_id: Id
     container_id: Annotated[Identifier, Member("container", "id")]

@@ -15,21 +15,6 @@ from glasshouse.wire.group import MAX_MACHINES
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.record import Id, Record, Sha256, choice, integer, octets, text
 
-__all__ = [
-    "MAX_CHALLENGE_LIFETIME_US",
-    "MAX_RELEASE_REQUEST_BYTES",
-    "MAX_REQUEST_BYTES",
-    "PACKAGE_KEY_BYTES",
-    "RELEASE_REQUEST_TYPE",
-    "REQUEST_TYPE",
-    "Challenge",
-    "ChallengeRequest",
-    "Pending",
-    "ReleaseMessage",
-    "ReleaseRequest",
-    "release_info",
-]
-
 REQUEST_TYPE = "application/vnd.glasshouse.challenge-request+json"
 RELEASE_REQUEST_TYPE = "application/vnd.glasshouse.release-request+json"
 MAX_REQUEST_BYTES = 32 * 1024

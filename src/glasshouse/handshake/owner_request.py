@@ -19,17 +19,6 @@ from glasshouse.wire.kdf import sha256
 from glasshouse.wire.record import Member, Record, Sha256, choice, integer, text
 from glasshouse.wire.signing import SigningKey, key_id
 
-__all__ = [
-    "REQUEST_TYPE",
-    "WINDOW_S",
-    "OwnerRequest",
-    "StaleRequestError",
-    "authenticate",
-    "check_body",
-    "check_serial",
-    "sign_request",
-]
-
 REQUEST_TYPE = "glasshouse-owner-request+jwt"
 WINDOW_S = 300
 _SCHEME = "Glasshouse "

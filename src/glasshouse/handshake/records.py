@@ -11,8 +11,6 @@ from glasshouse.handshake.delegation import Delegation
 from glasshouse.wire.group import Group
 from glasshouse.wire.policy import Floor
 
-__all__ = ["DeploymentRecord", "LaunchRecord"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeploymentRecord:
@@ -26,7 +24,7 @@ class DeploymentRecord:
         floor: the floor that the owner signed into the manifest.
         policy: what this deployment demands.
         revoked: whether the package's key may no longer be released.
-        delegation: what the package's owner lets this broker do now; None when they never said.
+        delegation: what the package's owner lets this broker do now; None when there is no delegation.
     """
 
     deployment: str

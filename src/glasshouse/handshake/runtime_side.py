@@ -1,6 +1,6 @@
 """The runtime's half of the exchange: ask, answer the challenge, and check the release before using it.
 
-Every refusal here is the runtime's own: it does not believe a broker that says what it must not.
+Every refusal here is the runtime's own: a broker that answers what it must not is refused.
 """
 
 from __future__ import annotations
@@ -18,16 +18,6 @@ from glasshouse.handshake.messages import Challenge, ChallengeRequest, ReleaseMe
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Floor
 from glasshouse.wire.signing import SigningKey
-
-__all__ = [
-    "CLOCK_LEEWAY_S",
-    "CheckedRelease",
-    "challenge_request",
-    "check_release",
-    "evidence_message",
-    "read_challenge",
-    "release_request",
-]
 
 CLOCK_LEEWAY_S = 600
 """By how much a rented machine's clock may be off before it refuses what the broker dated."""

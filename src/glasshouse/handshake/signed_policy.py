@@ -9,8 +9,6 @@ from glasshouse.attestation.policy import MAX_POLICY_BYTES, DeploymentPolicy
 from glasshouse.wire import dsse
 from glasshouse.wire.record import Sha256, octets
 
-__all__ = ["MAX_SIGNED_POLICY_BYTES", "SIGNED_POLICY_TYPE", "SignedPolicy"]
-
 SIGNED_POLICY_TYPE = "application/vnd.glasshouse.deployment+json"
 MAX_SIGNED_POLICY_BYTES = 2 * MAX_POLICY_BYTES
 

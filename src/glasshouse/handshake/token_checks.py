@@ -14,8 +14,6 @@ from glasshouse.handshake.tokens import TokenClaims, parse_token
 from glasshouse.wire.group import Group
 from glasshouse.wire.signing import key_id
 
-__all__ = ["check_3_token", "check_challenge_request", "check_releasable", "check_standing"]
-
 _CODES = {
     Code.WRONG_TYPE: Code.TOKEN_TYPE,
     Code.TOKEN_EXPIRED: Code.TOKEN_EXPIRED,
@@ -65,7 +63,7 @@ def check_releasable(record: DeploymentRecord, launch: LaunchRecord, *, broker_p
 def check_3_token(
     text: str, *, record: DeploymentRecord, launch: LaunchRecord, deployment: str, broker_public: bytes, now_us: int
 ) -> TokenClaims:
-    """The launch token is ours, valid, and says what launch record, deployment record and challenge say.
+    """The launch token is ours, valid, and agrees with launch record, deployment record and challenge.
 
     Args:
         text: the compact token.

@@ -1,4 +1,4 @@
-"""The launch token: the broker's word that a launch key belongs to one run of one deployment.
+"""The launch token: the broker's statement that a launch key belongs to one run of one deployment.
 
 A JWT of the type `glasshouse-launch+jwt`. On its own it gets nothing: the challenge request and the
 evidence are signed by the launch key that its `cnf` names.
@@ -16,8 +16,6 @@ from glasshouse.wire import jwt, signing
 from glasshouse.wire.fields import IDENTIFIER
 from glasshouse.wire.group import Group
 from glasshouse.wire.record import LEFT_OUT, Id, Identifier, Member, Record, Sha256
-
-__all__ = ["TOKEN_AUDIENCE", "TOKEN_TYPE", "TokenClaims", "issue_token", "parse_token", "parse_token_at_issue"]
 
 TOKEN_TYPE = "glasshouse-launch+jwt"  # noqa: S105 — a media type
 TOKEN_AUDIENCE = "glasshouse-broker"  # noqa: S105 — an audience

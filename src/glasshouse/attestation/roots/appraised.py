@@ -11,8 +11,6 @@ from glasshouse.attestation.evidence import Blob
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.wire.canonical import Json
 
-__all__ = ["Appraise", "Appraised"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Appraised:

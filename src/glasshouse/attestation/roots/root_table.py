@@ -13,8 +13,6 @@ from glasshouse.attestation.roots.appraised import Appraise
 from glasshouse.errors import Code
 from glasshouse.wire.policy import Assurance
 
-__all__ = ["LEVELS", "REACHABLE", "Level", "Root", "root_of"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Root:

@@ -11,8 +11,6 @@ from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.errors import Code
 
-__all__ = ["appraise"]
-
 
 def appraise(blobs: tuple[Blob, ...], **_: object) -> Appraised:
     """Accept exactly the absence of hardware evidence; see `Appraise`.

@@ -1,7 +1,7 @@
 """Memory for keys, shared between processes by its descriptor.
 
 `memfd_secret` takes the pages out of the kernel's own map: neither `process_vm_readv` nor /proc/PID/mem
-reads them, not even for root. Where it is missing, a locked `memfd` takes its place, and `kind` says so.
+reads them, not even for root. Where it is missing, a locked `memfd` takes its place, and `kind` names it.
 Law: after `wipe` every byte is zero; after `close` nothing is mapped.
 """
 
