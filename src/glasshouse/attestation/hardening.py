@@ -107,7 +107,7 @@ class HardeningReport(Record, name="hardening"):
     details: Annotated[Mapping[str, str | int], raw(_details)] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if (self.agent.keys(), self.worker.keys()) != (CHECKS["agent"], CHECKS["worker"]):
+        if self.agent.keys() != CHECKS["agent"] or self.worker.keys() != CHECKS["worker"]:
             raise FormatError(Code.SCHEMA, "hardening does not answer exactly the known checks of both processes")
         if len(self.details) > MAX_DETAILS:
             raise FormatError(Code.SCHEMA, f"hardening.details has more than {MAX_DETAILS} entries")
