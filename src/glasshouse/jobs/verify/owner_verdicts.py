@@ -25,6 +25,7 @@ class ArtifactVerdict:
 
     @property
     def exit_code(self) -> ExitCode:
+        """The exit code of a command with this verdict."""
         return ExitCode.DONE
 
     @property
@@ -105,6 +106,7 @@ class PackageVerdict:
 
     @property
     def exit_code(self) -> ExitCode:
+        """The exit code of a command with this verdict."""
         return ExitCode.DONE
 
     @property

@@ -96,12 +96,14 @@ class Verdict:
 
     @property
     def status(self) -> Status:
+        """Whether the bundle is whole, and its run completed."""
         if self.chain.missing:
             return Status.INCOMPLETE
         return Status.GOOD if self.outcome is Outcome.COMPLETED else Status.NOT_COMPLETED
 
     @property
     def outcome(self) -> Outcome:
+        """How the run ended."""
         return self.chain.receipt.outcome
 
     @property
@@ -117,6 +119,7 @@ class Verdict:
 
     @property
     def exit_code(self) -> ExitCode:
+        """The exit code of a command with this verdict."""
         if self.status is Status.INCOMPLETE:
             return ExitCode.INCOMPLETE
         return EXITS[self.outcome]
