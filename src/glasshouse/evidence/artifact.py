@@ -57,7 +57,7 @@ __all__ = [
     "known",
 ]
 
-ARTIFACT_TYPE = RECEIPT_TYPE  # what tools of in-toto expect; the predicate's type tells the two apart
+ARTIFACT_TYPE = RECEIPT_TYPE  # what tools of in-toto expect; the predicate's type differs
 ARTIFACT_PREDICATE = "https://glasshouse.dev/artifact/v1"
 MAX_ARTIFACT_BYTES = 256 * 1024
 
@@ -208,7 +208,7 @@ class PublicOutput(Record, name="output"):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Artifact(Record, name="predicate", max_bytes=MAX_ARTIFACT_BYTES, constants={"outcome": Outcome.COMPLETED.value}):
-    """What the owner says of a run whose bundle verified as good; what has no comment is as in receipt and manifest.
+    """What the owner shows of a run whose bundle verified as good; what has no comment is as in receipt and manifest.
 
     Raises:
         FormatError: `schema-invalid` on construction from what contradicts itself.

@@ -162,7 +162,7 @@ class ReceiptSubmission:
         return cls(receipt=data[end + len(_RECEIPT) : -1], head=head)
 
     def claimed_run_id(self) -> str:
-        """Return the run that the head speaks of, **unverified**: to find the record to check it against."""
+        """Return the run that the head names, **unverified**: to find the record to check it against."""
         return claimed_head(self.head).run_id
 
 

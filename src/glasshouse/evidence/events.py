@@ -40,7 +40,7 @@ class EventType(StrEnum):
 
 
 class ProbeResult(StrEnum):
-    """What a search for something left behind says; never more than it knows."""
+    """The result of a search for something left behind; never more than was seen."""
 
     CLEAN = "clean"
     FOUND = "found"
@@ -138,7 +138,7 @@ class Event:
     time_us: int  # microseconds since the epoch by the runtime's clock
     state: State  # of the run, after this event
     type: EventType  # what kind of thing
-    body: Mapping[str, Json]  # as `BODIES` says for the type
+    body: Mapping[str, Json]  # as in `BODIES` for the type
 
     def __post_init__(self) -> None:
         if not (_integer(self.sequence) and _integer(self.time_us)):

@@ -135,7 +135,7 @@ class HeadSubmission(Record, name="head submission", max_bytes=MAX_SUBMISSION_BY
     proof: Proof = ()  # consistency with the last countersigned head; empty for the first and for a repeat
 
     def claimed_run_id(self) -> str:
-        """Return the run that the head speaks of, **unverified**: to find the record to check it against."""
+        """Return the run that the head names, **unverified**: to find the record to check it against."""
         return claimed_head(self.head).run_id
 
 

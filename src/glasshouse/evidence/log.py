@@ -46,14 +46,17 @@ class EventLog:
 
     @property
     def size(self) -> int:
+        """Events so far."""
         return len(self._tree)
 
     @property
     def root(self) -> bytes:
+        """Of the tree over the events."""
         return self._tree.root()
 
     @property
     def state(self) -> State:
+        """Of the run after the last event."""
         return self._rules.state
 
     def append(self, kind: EventType, body: Mapping[str, Json]) -> Event:
@@ -126,7 +129,7 @@ class EventLog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiedLog:
-    """What a log says once it is known to be the one that its head names."""
+    """The content of a log that is the one that its head names."""
 
     head: Head  # the head that it was checked against
     outcome: Outcome | None  # how the run ended; None in a log whose run had not ended

@@ -1,7 +1,7 @@
 """Receipts: what a run did, as an in-toto Statement v1 signed by the run's evidence key (spec/evidence.md section 5).
 
-Law: ``Receipt.from_statement(r.to_statement()) == r``. A receipt says what the runtime says; how far
-that can be believed is the assurance that stands in it. Source: in-toto attestation framework, Statement v1.
+Law: ``Receipt.from_statement(r.to_statement()) == r``. A receipt is the word of the runtime; what
+stands behind it is the assurance in it. Source: in-toto attestation framework, Statement v1.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAX_RECEIPT_ELEMENTS = 6000
 # Two clocks of one run, the runtime's and the broker's, may differ by so much: the gate tolerates no more.
 CLOCK_LEEWAY_US = 600 * 1_000_000
 LIFECYCLE = ("attest", "harden", "open", "release", "seal_outputs", "total", "zeroize")
-# What happens after the receipt is signed cannot stand in it; it says so itself.
+# What happens after the receipt is signed cannot stand in it, and is listed.
 NOT_COVERED = ("evidence-key-wipe",)
 
 Lifecycle: TypeAlias = Annotated[

@@ -69,7 +69,7 @@ class StoredPart(Record, name="part of a file", max_bytes=MAX_STORE_BYTES, max_e
         return part
 
     def claimed(self, broker_public: bytes) -> tuple[str, str]:
-        """Make the first half of check 2: return the run, and the key id of its runtime, that the head speaks of.
+        """Make the first half of check 2: return the run, and the key id of its runtime, that the head names.
 
         Raises:
             RefusedError: `run-unknown`: it is no head that this broker countersigned.

@@ -108,10 +108,12 @@ class Header:
 
     @property
     def index_offset(self) -> int:
+        """Where the sealed index begins."""
         return HEADER_BYTES + self.envelope_bytes
 
     @property
     def assets_offset(self) -> int:
+        """Where the first asset begins."""
         return self.index_offset + self.index_bytes
 
     @property

@@ -108,7 +108,7 @@ def parse_signed(envelope: bytes | bytearray | memoryview, owner_signing: bytes 
 
     Args:
         envelope: the DSSE envelope's canonical bytes.
-        owner_signing: the owner that is expected, when the caller knows one.
+        owner_signing: the owner that is expected, where there is one.
 
     Raises:
         FormatError: `too-large`, `not-canonical`, `schema-invalid`, `wrong-type` or `signature-invalid`.

@@ -231,7 +231,7 @@ class OpenedOutput:
 def open_output(stream: BinaryIO, key: RecipientKey, *, run_id: str, manifest_sha256: bytes) -> OpenedOutput:
     """Check a sealed output's header and unwrap its key.
 
-    Anyone can seal to a public key: whether the output is the run's is said by the receipt, which names
+    Anyone can seal to a public key: that the output is the run's shows in the receipt, which names
     the sealed file's digest.
 
     Args:

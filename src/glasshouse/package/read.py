@@ -48,7 +48,7 @@ class Package:
 
         Args:
             stream: a seekable binary stream over the whole package.
-            owner_signing: the owner that is expected, when the caller knows one.
+            owner_signing: the owner that is expected, where there is one.
 
         Raises:
             PackageError: `package-not-recognised`, `unsupported`, `package-limit`, `package-truncated`,

@@ -56,7 +56,7 @@ class Layout:
     """The tensors of one file, in the order of their bytes, and the free-form metadata."""
 
     tensors: tuple[TensorSpan, ...]  # without hole or overlap up to the end of the file
-    metadata: dict[str, str]  # text to text, as the file says; its writer chose it
+    metadata: dict[str, str]  # text to text, chosen by the writer of the file
 
     @classmethod
     def parse(cls, reader: Readable) -> Layout:

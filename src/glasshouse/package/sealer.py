@@ -213,7 +213,7 @@ def _fill(stream: BinaryIO, piece: memoryview, source: Source) -> None:
 
 
 def _stamp(stream: BinaryIO) -> tuple[int, ...] | None:
-    """Return what the kernel says of a file's last change, or None for a stream that is no file."""
+    """Return the kernel's record of a file's last change, or None for a stream that is no file."""
     try:
         status = os.fstat(stream.fileno())
     except (UnsupportedOperation, AttributeError):

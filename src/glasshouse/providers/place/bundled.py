@@ -21,7 +21,7 @@ from glasshouse.providers.serve import unpack
 _MARK = "glasshouse-bundle"
 _LINE_BYTES, _LINES = 4096, 256
 _FROM = re.compile("[0-9]{1,10}")
-# Until the machine says whether it has it; until it is unpacked and tried there; the slowest line that is waited for.
+# Until the first answer; until it is unpacked and tried there; the slowest line that is waited for.
 _FIRST_S, _LAST_S, _SLOWEST_BYTES_S = 60.0, 300.0, 20_000
 # The machine's Python reads the script from standard input, and then, through it, the bundle.
 _LOADER = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), 'unpack.py', 'exec'))"

@@ -51,7 +51,7 @@ class LocalPlaced:
             return None  # it writes down the end before its own, and looking costs more than waiting
         ended = self._run.ended()
         if ended is None:
-            time.sleep(min(timeout_s, _LOOK_S))  # somebody killed the keeper, and the runtime goes on
+            time.sleep(min(timeout_s, _LOOK_S))  # the keeper was killed, and the runtime goes on
         if ended is not None:
             self.close()
         return ended
@@ -80,7 +80,7 @@ class LocalPlace:
     """This machine, as it is."""
 
     name = "local"
-    # Nothing here names containers for us: the id is ours, and the evidence says so.
+    # Nothing here names containers for us: the id is ours, which stands in the evidence.
     container_source = "minted"
 
     def check(self, package_bytes: int = 0) -> None:

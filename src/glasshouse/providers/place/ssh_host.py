@@ -27,7 +27,7 @@ class SshHost:
     """A machine that is reached by `ssh`."""
 
     host: str  # its name or address, or a name of the user's configuration
-    user: str | None = None  # None: as the configuration says, as with the port
+    user: str | None = None  # None: as in the configuration; so the port
     port: int | None = None
     options: tuple[str, ...] = ()  # further arguments of `ssh`, before the host
 

@@ -40,7 +40,7 @@ class ApiAnswer:
 
 
 class _RefusedError(Exception):
-    """An answer that says: later; with the seconds that it asks for, None where it does not."""
+    """An answer that asks for another try later, after some seconds where it names them."""
 
     def __init__(self, status: int, after_s: float | None) -> None:
         super().__init__("too many requests" if status == 429 else f"HTTP {status}")
@@ -86,7 +86,7 @@ class Api:
         return f"Api({self._name})"
 
     def account(self, salt: str) -> str:
-        """Return what tells this key and address from others, and not what they are."""
+        """Return what differs between keys and addresses, and does not show them."""
         return hmac.new(self._key.encode(), f"{salt} {self._parts.geturl()}".encode(), "sha256").hexdigest()
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> ApiAnswer:
@@ -246,7 +246,7 @@ class Api:
             raise PeerError(Code.PROVIDER_PROTOCOL, why) from None
 
     def judge(self, answer: ApiAnswer) -> None:
-        """Raise `UsageError` for an answer that says that the account's key or its credit will not do."""
+        """Raise `UsageError` for an answer that refuses the account's key or its credit."""
         if answer.status in (401, 403):
             raise UsageError(
                 Code.PROVIDER_KEY,
@@ -261,7 +261,7 @@ class Api:
             )
 
     def words(self, answer: ApiAnswer) -> str:
-        """Return what an answer says for people, short and printable, without the account's key."""
+        """Return the words of an answer for people, short and printable, without the account's key."""
         value = answer.value if isinstance(answer.value, dict) else {}
         found = next((value[name] for name in ("detail", "msg", "message", "error", "title") if value.get(name)), "")
         text = (found if isinstance(found, str) else json.dumps(found, default=str)) or answer.text

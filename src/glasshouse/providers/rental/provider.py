@@ -90,8 +90,8 @@ class Rented:
     state: RentedState
     host: str | None = None  # where its sshd answers; None until that is known, or where it is reached otherwise
     port: int | None = None
-    usd_per_hour: Decimal | None = None  # None where that is not said
-    why: str = ""  # what the provider says of its state, for people
+    usd_per_hour: Decimal | None = None  # None where the provider does not state it
+    why: str = ""  # the provider's words for its state, for people
 
 
 class Provider(Protocol):
@@ -109,7 +109,7 @@ class Provider(Protocol):
     has_sshd: bool
 
     def account(self, salt: str) -> str:
-        """Return what tells this key and address from others, and not what they are; empty where there is none."""
+        """Return what differs between keys and addresses, and does not show them; empty where there is none."""
 
     def offers(self, options: Options) -> list[Offer]:
         """Return what fits, the cheapest first.

@@ -47,7 +47,7 @@ class RestProvider:
         self._api = Api(self.title, self._url, key, sleep=sleep, jitter=jitter)
 
     def account(self, salt: str) -> str:
-        """Return what tells this account from others. See `Provider`."""
+        """Return what differs between accounts. See `Provider`."""
         return self._api.account(salt)
 
     def places(self, machine: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Rents nodes of a Slurm cluster: a job that runs `batch_script` is the machine, and costs nothing that we are told.
+"""Rents nodes of a Slurm cluster: a job that runs `batch_script` is the machine, and has no price.
 
 Laws: a job has its tag as its name from the request that makes it; what Slurm does not list as waiting, running or
 completing does not exist any more, and a command that fails is never such a listing.
@@ -23,7 +23,7 @@ _GPUS = re.compile(r"gpu:(?:([A-Za-z][^:(,]*):)?([0-9]+)")
 _ANY = "gpu"
 _STARTING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"}
 _RUNNING = {"RUNNING", "RESIZING", "SIGNALING", "SUSPENDED"}
-# What says that no job was made; after anything else one may have been.
+# What shows that no job was made; after anything else one may have been.
 _REFUSED = re.compile(
     r"(?i)invalid (partition|account|qos|feature|generic|trackable|job name|--|directive|time)|node configuration|"
     r"node count|violates|not permitted|access.*denied|unrecognized option|exceeds|(sbatch|ssh): (command )?not found"

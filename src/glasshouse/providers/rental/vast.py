@@ -1,7 +1,7 @@
 """Machines rented at Vast.ai, over its REST interface (https://docs.vast.ai/api-reference).
 
 Laws: a refusal that names what it made all the same is followed by that machine's end; a machine is gone only when
-Vast says so in as many words, because it answers 404 to a wrong key too.
+its answer names that, because it answers 404 to a wrong key too.
 
 A machine starts by runtype ``args`` with ``onstart`` as its entrypoint (`vastai create instance --help`), so that our
 start script is the container's first process: it arms the machine's own end before a login is possible, lets in the
@@ -33,7 +33,7 @@ _MOST_PAGES = 100
 _LOG_LINES, _LOG_TRIES, _LOG_PAUSE_S = "10000", 10, 1.0
 _BILLED_S = 31 * 86_400
 _OF_ITS_NAME = 0.9  # an L40S "48GB" shows 45
-# Of the machine: that an address was not found says nothing of it.
+# Of the machine: an address that was not found is no sign of it.
 _NO_MACHINE = re.compile(r"no_such_instance|instance (\d+ )?not found|invalid instance id", re.IGNORECASE)
 _NO_OFFER = re.compile(r"no_such_ask|invalid_price|not available|no longer available", re.IGNORECASE)
 _NO_KEY = re.compile(r"auth_error|invalid user key", re.IGNORECASE)

@@ -1,7 +1,7 @@
 """Stays with one runtime on its machine, connected or not: ``python -m glasshouse.providers.serve.keeper``.
 
 Arguments: the run's folder, then the runtime's command. Standard input is the runtime's, and what comes there goes to
-it unread. One line of JSON on standard output says whether it was started; the launch file is sent only then.
+it unread. One line of JSON on standard output reports whether it was started; the launch file is sent only then.
 
 Where the folder's order names a gate, it carries the runtime's calls to that, with or without an owner's connection,
 and starts what sends there what the run leaves (`providers.serve.storing`).
@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
 
 
 def relay_of(folder: Path) -> dict[str, Any] | None:
-    """Return to which gate a run's calls are carried, and from where, as its order says; None where they are not.
+    """Return to which gate a run's calls are carried, and from where, as in its order; None where they are not.
 
     Raises:
         OSError, ValueError: an order that cannot be read.

@@ -334,7 +334,7 @@ def _spawn(argv: list[str], node: Path, stdin: int, stdout: int) -> int:
         start_new_session=True,  # it outlives the connection
         umask=0o077,
     )
-    # It is meant to outlive us: nobody here waits for it.
+    # It outlives this process, which does not wait for it.
     keeper.returncode = 0
     return keeper.pid
 

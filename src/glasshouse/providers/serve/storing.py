@@ -51,7 +51,7 @@ class _NotKeptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file and the event that names it, with its size and digest where the event says them."""
+    """A file and the event that names it, with its size and digest where the event has them."""
 
     name: str
     event: bytes

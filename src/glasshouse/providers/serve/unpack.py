@@ -1,4 +1,4 @@
-"""Has a bundle on this machine, and says where: the owner's ssh runs this with the machine's own Python.
+"""Has a bundle on this machine, and answers where: the owner's ssh runs this with the machine's own Python.
 
 Arguments: the place's folder (``-`` for the user's own), the bundle's SHA-256, its size, a nonce. It answers on a line
 of its own ``glasshouse-bundle NONCE have PATH`` where it is here already, and ``… send FROM`` where it is not; then it

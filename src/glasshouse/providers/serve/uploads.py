@@ -187,6 +187,7 @@ class Upload:
         self._part.rename(self._whole)
 
     def close(self) -> None:
+        """Close the file; a part stays."""
         os.close(self._descriptor)
 
     def _take(self, data: bytes | memoryview) -> None:
@@ -207,6 +208,6 @@ def _is_same(descriptor: int, path: Path) -> bool:
 def _reserve(descriptor: int, size: int) -> None:
     """Take the disk's room for a file, where the file system can: no other gets it, and writing takes less time.
 
-    Its length stays, which tells how much came (fallocate(2)).
+    Its length, which shows how much came, stays (fallocate(2)).
     """
     ctypes.CDLL(None).fallocate(descriptor, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size))
