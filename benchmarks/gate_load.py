@@ -21,7 +21,7 @@ from glasshouse.attestation.claims import MAX_GPUS, Claims, Gpu
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, MAX_HARDWARE_ITEMS, Blob, Evidence
 from glasshouse.attestation.hardening import MAX_DETAILS
 from glasshouse.broker.decide.decisions import ApiAnswer
-from glasshouse.broker.http.endpoints import Limits, add_route, bare_app
+from glasshouse.broker.http.endpoints import OwnerCall, add_route, bare_app
 from glasshouse.broker.http.listeners import MAX_HEADER_BYTES, MAX_HEADER_LINES, Server, bind_tcp
 from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES, ReceiptSubmission
 from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, PREDICATE_TYPE, RECEIPT_TYPE
@@ -94,7 +94,7 @@ async def nothing(ready: Connection) -> None:
     with listener, ThreadPoolExecutor(max_workers=1) as executor:
         for path, size in ANSWERS.items():
             answer = partial(_answer, ApiAnswer(body=b"[" + b" " * (size - 2) + b"]"))
-            add_route(app, "POST", path, answer, limits=Limits(), executor=executor)
+            add_route(app, OwnerCall("POST", path, answer), executor=executor)
         server = Server(app)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:

@@ -15,8 +15,8 @@ from glasshouse.handshake.messages import Challenge, ChallengeRequest, ReleaseMe
 from glasshouse.handshake.runtime_side import challenge_request
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire import dsse
+from glasshouse.wire.base64url import b64decode
 from glasshouse.wire.canonical import decode
-from glasshouse.wire.fields import b64decode
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey

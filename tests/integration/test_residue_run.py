@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from benchmarks.trusted import TIERS, closure
 from glasshouse.errors import Code, ExitCode
 from glasshouse.package.read import Package, asset_key
-from glasshouse.wire.fields import b64decode
+from glasshouse.wire.base64url import b64decode
 from tools.custodian_with_known_key import known_key
 from tools.runtime_proxy import Proxy, Reply
 from tools.runtime_world import AgentProcess, World, ended, script_world

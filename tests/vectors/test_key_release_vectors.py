@@ -44,8 +44,8 @@ from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Pending
 from glasshouse.handshake.runtime_side import check_release, read_challenge
 from glasshouse.handshake.tokens import parse_token
+from glasshouse.wire.base64url import b64decode, b64encode
 from glasshouse.wire.canonical import encode
-from glasshouse.wire.fields import b64decode, b64encode
 from glasshouse.wire.group import Group
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Floor

@@ -14,10 +14,10 @@ from typing import Annotated
 from glasshouse.attestation.claims import Claims, ContainerSource, composite
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse
-from glasshouse.wire.fields import IDENTIFIER, b64decode
+from glasshouse.wire.base64url import b64decode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Assurance
-from glasshouse.wire.record import Identifier, Record, Sha256, items, octets
+from glasshouse.wire.record import IDENTIFIER, Identifier, Record, Sha256, items, octets
 from glasshouse.wire.signing import SigningKey
 
 EVIDENCE_TYPE = "application/vnd.glasshouse.evidence+json"

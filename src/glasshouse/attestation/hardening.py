@@ -14,9 +14,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import IDENTIFIER
 from glasshouse.wire.policy import Profile
-from glasshouse.wire.record import Record, choice, raw, table
+from glasshouse.wire.record import IDENTIFIER, Record, choice, raw, table
 
 Process: TypeAlias = Literal["agent", "worker"]
 

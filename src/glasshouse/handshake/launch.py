@@ -14,9 +14,8 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.tokens import TokenClaims, issue_token, parse_token, parse_token_at_issue
 from glasshouse.wire import dsse, jwt
-from glasshouse.wire.fields import IDENTIFIER
 from glasshouse.wire.policy import Profile
-from glasshouse.wire.record import Id, Identifier, Member, Record, octets, text
+from glasshouse.wire.record import IDENTIFIER, Id, Identifier, Member, Record, octets, text
 from glasshouse.wire.signing import SigningKey
 
 __all__ = ["MAX_LAUNCH_BYTES", "LaunchFile", "TokenClaims", "issue_token", "parse_token"]

@@ -13,9 +13,8 @@ from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.confirmation import CONFIRMATION, Confirmed
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import jwt, signing
-from glasshouse.wire.fields import IDENTIFIER
 from glasshouse.wire.group import Group
-from glasshouse.wire.record import LEFT_OUT, Id, Identifier, Member, Record, Sha256
+from glasshouse.wire.record import IDENTIFIER, LEFT_OUT, Id, Identifier, Member, Record, Sha256
 
 TOKEN_TYPE = "glasshouse-launch+jwt"  # noqa: S105 — a media type
 TOKEN_AUDIENCE = "glasshouse-broker"  # noqa: S105 — an audience

@@ -1,8 +1,8 @@
 """Chunked AEAD in the STREAM manner (Hoang, Reyhanitabar, Rogaway, Vizár 2015).
 
-A stream is cut into chunks; chunk *i* is sealed under nonce = prefix (7 bytes) ‖ i (4 bytes, big
-endian) ‖ last flag (1 byte). Removing, repeating, reordering or splicing chunks, and cutting the
-stream short, all change a nonce and so fail authentication. A key and prefix seal one stream once.
+Chunk *i* of a stream is sealed under nonce = prefix (7 bytes) ‖ i (4 bytes, big endian) ‖ last flag (1 byte). Removing,
+repeating, reordering or splicing chunks, and cutting the stream short, all change a nonce and so fail authentication.
+A key and prefix seal one stream once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 from glasshouse.errors import Code, PackageError
-
-__all__ = ["KEY_BYTES", "MAX_CHUNKS", "PREFIX_BYTES", "TAG_BYTES", "ChunkCipher", "Suite", "chunk_nonce", "zero"]
 
 KEY_BYTES = 32
 TAG_BYTES = 16
@@ -71,7 +69,8 @@ class ChunkCipher:
         self, index: int, *, last: bool, plaintext: bytes | bytearray | memoryview, out: bytearray | memoryview
     ) -> int:
         """Seal one chunk into `out`, which is exactly `TAG_BYTES` longer; return the bytes written."""
-        return self._cipher.encrypt_into(self._nonce(index, last), plaintext, self._associated_data, out)
+        nonce = chunk_nonce(self._prefix, index, last=last)
+        return self._cipher.encrypt_into(nonce, plaintext, self._associated_data, out)
 
     def open_into(
         self, index: int, *, last: bool, sealed: bytes | bytearray | memoryview, out: bytearray | memoryview
@@ -79,16 +78,13 @@ class ChunkCipher:
         """Verify and open one chunk into `out`, which is exactly `TAG_BYTES` shorter.
 
         Raises:
-            PackageError: `package-tampered`; `out` is zero then. The library leaves unverified
-                plaintext in the destination, so it is wiped before anyone can look.
+            PackageError: `package-tampered`; `out` is zero then, where the library leaves unverified plaintext.
         """
         try:
-            return self._cipher.decrypt_into(self._nonce(index, last), sealed, self._associated_data, out)
+            nonce = chunk_nonce(self._prefix, index, last=last)
+            return self._cipher.decrypt_into(nonce, sealed, self._associated_data, out)
         except InvalidTag:
             zero(out)
             raise PackageError(
                 Code.PACKAGE_TAMPERED, f"chunk {index} is not what was sealed: changed, moved, cut or of another key"
             ) from None
-
-    def _nonce(self, index: int, last: bool) -> bytes:
-        return chunk_nonce(self._prefix, index, last=last)

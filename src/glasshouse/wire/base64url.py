@@ -6,8 +6,6 @@ import base64
 
 from glasshouse.errors import Code, FormatError
 
-__all__ = ["b64decode", "b64encode"]
-
 
 def b64encode(data: bytes) -> str:
     """Return base64url without padding."""

@@ -13,8 +13,6 @@ from typing import Any, NoReturn, TypeAlias
 
 from glasshouse.errors import Code, FormatError
 
-__all__ = ["MAX_DEPTH", "MAX_INTEGER", "Json", "decode", "encode"]
-
 Json: TypeAlias = bool | int | str | Sequence["Json"] | Mapping[str, "Json"] | None
 
 MAX_INTEGER = 2**53 - 1

@@ -16,8 +16,6 @@ from glasshouse.wire.canonical import Json, decode
 from glasshouse.wire.members import Codec, wrong
 from glasshouse.wire.record import Member, Record, fixed, items, text
 
-__all__ = ["MAX_SIGNATURES", "Envelope", "Signed", "pae", "sign"]
-
 MAX_SIGNATURES = 4
 _MAX_ELEMENTS = 64
 _BEGIN = b'{"payload":"'

@@ -10,11 +10,9 @@ import re
 from collections.abc import Collection
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire.base64url import b64decode, b64encode
+from glasshouse.wire.base64url import b64decode
 from glasshouse.wire.canonical import MAX_INTEGER, Json
 from glasshouse.wire.record import DECIMAL, IDENTIFIER
-
-__all__ = ["DECIMAL", "IDENTIFIER", "Fields", "b64decode", "b64encode", "hex_or_null"]
 
 
 def hex_or_null(digest: bytes | None) -> str | None:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import Json, decode, encode
 
-__all__ = ["CONTROL", "DATA", "MAX_PAYLOAD_BYTES", "Decoder", "control", "data_header"]
-
 CONTROL = 1
 DATA = 2
 MAX_PAYLOAD_BYTES = 1 << 20
@@ -74,5 +72,6 @@ class Decoder:
         return bool(self._buffer)
 
     def wipe(self) -> None:
+        """Zero and drop what is kept."""
         self._buffer[:] = bytes(len(self._buffer))
         self._buffer.clear()

@@ -12,8 +12,6 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.wire.kdf import derive
 from glasshouse.wire.record import Record, digest, integer
 
-__all__ = ["ID_BYTES", "MAX_MACHINES", "MAX_RANKS", "SECRET_BYTES", "Group"]
-
 ID_BYTES = 32
 SECRET_BYTES = 32
 MAX_MACHINES = 64
@@ -33,12 +31,10 @@ class Group(Record, name="group"):
     ranks: Annotated[int, integer(1, MAX_RANKS)]  # on each machine
 
     def __post_init__(self) -> None:
-        if len(self.id) != ID_BYTES:
-            raise FormatError(Code.SCHEMA, f"a group id of {len(self.id)} bytes")
+        if len(self.id) != ID_BYTES or not 1 <= self.ranks <= MAX_RANKS:
+            raise FormatError(Code.SCHEMA, f"a group id of {len(self.id)} bytes, or {self.ranks} ranks on a machine")
         if not (1 <= self.machines <= MAX_MACHINES and 0 <= self.machine < self.machines):
             raise FormatError(Code.SCHEMA, f"machine {self.machine} of {self.machines} in a group")
-        if not 1 <= self.ranks <= MAX_RANKS:
-            raise FormatError(Code.SCHEMA, f"{self.ranks} ranks on a machine")
 
     @property
     def world_size(self) -> int:
@@ -51,8 +47,5 @@ class Group(Record, name="group"):
         return self.machine * self.ranks
 
     def secret(self, package_key: bytes | bytearray | memoryview) -> bytes:
-        """Derive the group secret, 32 bytes; runs in the custodian alone.
-
-        The holder of the package key of one machine's release derives the same on every machine of the group.
-        """
+        """Derive the group secret, 32 bytes, the same on every machine of the group; in the custodian alone."""
         return derive(package_key, _LABEL, self.id, self.world_size.to_bytes(4, "big"), length=SECRET_BYTES)

@@ -21,17 +21,6 @@ from cryptography.hazmat.primitives.hpke import (
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.kdf import sha256
 
-__all__ = [
-    "OVERHEAD_BYTES",
-    "PRIVATE_BYTES",
-    "PUBLIC_BYTES",
-    "SUITE_ID",
-    "RecipientKey",
-    "check_public",
-    "recipient_id",
-    "seal",
-]
-
 SUITE_ID = "HPKE-0x647a-0x0001-0x0002"
 PUBLIC_BYTES = 1184 + 32
 PRIVATE_BYTES = 64 + 32
@@ -95,6 +84,7 @@ class RecipientKey:
 
     @classmethod
     def generate(cls) -> RecipientKey:
+        """Return a new key."""
         seed = MLKEM768PrivateKey.generate().private_bytes_raw()
         return cls(seed + X25519PrivateKey.generate().private_bytes_raw())
 

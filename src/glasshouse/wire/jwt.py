@@ -17,11 +17,8 @@ from glasshouse.wire.base64url import b64decode, b64encode
 from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.record import Record, text
 
-__all__ = ["MAX_TOKEN_BYTES", "Token", "issue", "parse", "stated"]
-
 MAX_TOKEN_BYTES = 16384
 MAX_TOKEN_ELEMENTS = 256
-_SIGNING_INPUT = "utf-8"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,18 +29,12 @@ class _Header(Record, name="token header", max_bytes=512, max_elements=16, const
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Token:
-    """A parsed token whose signature has **not** been checked yet; `verify` does.
+    """A parsed token whose signature has **not** been checked yet; `verify` does."""
 
-    Attributes:
-        text: the compact serialisation it came from.
-        kid, typ: from the header.
-        claims: the claims set, unverified until `verify` returned.
-    """
-
-    text: str
+    text: str  # the compact serialisation it came from
     kid: str
     typ: str
-    claims: Mapping[str, Json]
+    claims: Mapping[str, Json]  # unverified until `verify` returned
 
     def verify(
         self, *, public: bytes, typ: str, audience: str, now_s: int, leeway_s: int = 0, early_s: int = 0
@@ -65,7 +56,7 @@ class Token:
         if self.kid != signing.key_id(public):
             raise FormatError(Code.SIGNATURE, "a token signed by another key than expected")
         head, _, signature = self.text.rpartition(".")
-        signing.verify(public, b64decode(signature), head.encode(_SIGNING_INPUT))
+        signing.verify(public, b64decode(signature), head.encode())
         if self.claims.get("aud") != audience:
             raise FormatError(Code.TOKEN_CLAIM, "a token for another audience")
         issued, expires = self._date("iat"), self._date("exp")
@@ -87,7 +78,7 @@ def issue(key: signing.SigningKey, *, typ: str, claims: Mapping[str, Json]) -> s
             raise ValueError(f"a token needs {name}")
     header = _Header(kid=key.key_id, typ=typ)
     head = f"{b64encode(header.encode())}.{b64encode(encode(claims))}"
-    return f"{head}.{b64encode(key.sign(head.encode(_SIGNING_INPUT)))}"
+    return f"{head}.{b64encode(key.sign(head.encode()))}"
 
 
 def stated(claims: Mapping[str, Json], *, issuer: bytes) -> dict[str, Json]:

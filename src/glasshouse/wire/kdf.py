@@ -8,8 +8,6 @@ import hmac
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-__all__ = ["derive", "lengths_prefixed", "salted", "sha256"]
-
 
 def sha256(data: bytes | bytearray | memoryview) -> bytes:
     """Return the SHA-256 of `data`, 32 bytes."""

@@ -9,8 +9,6 @@ from typing import Any
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import Json, encode
 
-__all__ = ["DERIVED", "Codec", "Leaf", "Members", "wrong"]
-
 DERIVED = ""  # no field's name: where, property and value of each derived member that was read
 
 

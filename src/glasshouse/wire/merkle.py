@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from glasshouse.errors import Code, FormatError
 
-__all__ = ["EMPTY_ROOT", "Tree", "leaf_hash", "root_of", "verify_consistency", "verify_inclusion"]
-
 EMPTY_ROOT = hashlib.sha256(b"").digest()
 
 

@@ -1,12 +1,9 @@
 """How an owner's state is recognised, by names and by what key files hold.
 
-Sealing keeps it out of packages, the runtime out of a worker's sight. The runtime looks before anything else is
-imported: only what is found costs an import.
+Sealing keeps it out of packages, the runtime out of a worker's sight, before anything else is imported.
 """
 
 from __future__ import annotations
-
-__all__ = ["KEY_FOLDERS", "LOOKED_AT_BYTES", "NAMES", "is_key", "is_run_record", "key_kind"]
 
 LOOKED_AT_BYTES = 1 << 18
 """How much of a file is searched: more than a key file is long, and where a broker's database names its tables."""
@@ -17,19 +14,11 @@ NAMES = frozenset((".glasshouse", "broker.key", "owner.key"))
 KEY_FOLDERS = ("keys", "broker/data")
 """Where else in a home keys lie, under any name."""
 
-# A plain word that each file of its kind holds, what else is asked of it then, and what it is. Quotes may stand behind
+# A word that each file of its kind holds, the pattern it then has to match, and what it is. Quotes may stand behind
 # backslashes: in a notebook, a key's JSON is a text in another JSON.
 _KINDS = (
-    (
-        b"glasshouse-owner-private",
-        rb'"kind\\*"\s*:\s*\\*"glasshouse-owner-private\\*"',
-        "an owner's private keys",
-    ),
-    (
-        b"glasshouse-package-key",
-        rb'"kind\\*"\s*:\s*\\*"glasshouse-package-key\\*"',
-        "the key of a package",
-    ),
+    (b"glasshouse-owner-private", rb'"kind\\*"\s*:\s*\\*"glasshouse-owner-private\\*"', "an owner's private keys"),
+    (b"glasshouse-package-key", rb'"kind\\*"\s*:\s*\\*"glasshouse-package-key\\*"', "the key of a package"),
     (b"glasshouse-broker-key-v1", rb"glasshouse-broker-key-v1 [\w=+/-]{43}", "a broker's key"),
     (b"launch_seed", rb'"launch_seed\\*"\s*:\s*\\*"[\w=+/-]{43}', "a launch file with its key"),
     (b"wrapped_seed", rb"\ASQLite format 3\x00[\s\S]*CREATE TABLE", "a broker's database"),
@@ -38,11 +27,7 @@ _BEGINNINGS = (b"{", b"glasshouse-broker-key-v1 ", b"SQLite format 3\x00")
 
 
 def key_kind(data: bytes) -> str | None:
-    """Return what key file of ours a file is or holds, for people; None for anything else.
-
-    Args:
-        data: its first `LOOKED_AT_BYTES`.
-    """
+    """Return what key file of ours a file is or holds, by its first `LOOKED_AT_BYTES`; None for anything else."""
     for word, pattern, kind in _KINDS:
         if word in data:
             import re
@@ -53,11 +38,7 @@ def key_kind(data: bytes) -> str | None:
 
 
 def is_key(data: bytes) -> bool:
-    """Return whether a file is a key file of ours, and no script or document that merely holds one's text.
-
-    Args:
-        data: its first `LOOKED_AT_BYTES`.
-    """
+    """Return whether a file, by its first bytes, is a key file of ours, and no script that merely holds one's text."""
     return data.startswith(_BEGINNINGS) and key_kind(data) is not None
 
 

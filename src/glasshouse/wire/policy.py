@@ -11,8 +11,6 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.record import LEFT_OUT, Codec, Member, Record, choice, items, text
 
-__all__ = ["GROUP_EGRESS", "Assurance", "Floor", "Profile"]
-
 GROUP_EGRESS = "group"
 """Among the egress peers: sealed traffic with the other machines of the run's own group, and with no other."""
 

@@ -28,20 +28,6 @@ from glasshouse.wire.canonical import Json
 from glasshouse.wire.group import SECRET_BYTES
 from glasshouse.wire.record import Identifier, Member, Record, choice, digest, octets
 
-__all__ = [
-    "CHANNEL",
-    "JOIN_TOKEN",
-    "MAX_FRAME_BYTES",
-    "SECRET_TOKEN",
-    "SOCKET",
-    "TOKEN_BYTES",
-    "Request",
-    "ask_secret",
-    "give_secret",
-    "read_secret",
-    "refuse",
-]
-
 SOCKET = "GLASSHOUSE_GROUP_SOCKET"
 """Names the variable that holds the path of the socket."""
 CHANNEL = "GLASSHOUSE_RANK_CHANNEL"

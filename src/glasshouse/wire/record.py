@@ -23,34 +23,8 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias, Union, get_
 
 from glasshouse.wire.base64url import b64decode, b64encode
 from glasshouse.wire.canonical import MAX_INTEGER, Json, decode, encode
-from glasshouse.wire.members import DERIVED, Codec, Leaf, Members, wrong
-
-__all__ = [
-    "APART",
-    "DECIMAL",
-    "IDENTIFIER",
-    "LEFT_OUT",
-    "Codec",
-    "Decimal",
-    "Id",
-    "Identifier",
-    "Member",
-    "Record",
-    "Sha256",
-    "choice",
-    "digest",
-    "digest_text",
-    "fixed",
-    "flag",
-    "integer",
-    "items",
-    "nullable",
-    "octets",
-    "one_of",
-    "raw",
-    "table",
-    "text",
-]
+from glasshouse.wire.members import DERIVED, Leaf, Members, wrong
+from glasshouse.wire.members import Codec as Codec
 
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?(e[+-][0-9]{2,3})?")

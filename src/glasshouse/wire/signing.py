@@ -8,8 +8,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.kdf import sha256
 
-__all__ = ["SIGNATURE_BYTES", "SigningKey", "key_id", "verify"]
-
 SIGNATURE_BYTES = 64
 
 _FIELD = 2**255 - 19
@@ -38,10 +36,12 @@ class SigningKey:
 
     @classmethod
     def generate(cls) -> SigningKey:
+        """Return a new key."""
         return cls(Ed25519PrivateKey.generate().private_bytes_raw())
 
     @property
     def key_id(self) -> str:
+        """See `key_id`."""
         return key_id(self.public)
 
     def seed(self) -> bytes:
@@ -49,6 +49,7 @@ class SigningKey:
         return self._private.private_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:
+        """Return the signature, 64 bytes."""
         return self._private.sign(message)
 
     def __repr__(self) -> str:

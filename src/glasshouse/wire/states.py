@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["NEXT", "Outcome", "State", "is_legal"]
-
 
 class State(StrEnum):
+    """Of a run, in order."""
+
     CREATED = "created"
     HARDENED = "hardened"
     MEASURED = "measured"
@@ -27,7 +27,7 @@ class State(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a run ended; `lost` is said by the broker alone, of a runtime that fell silent."""
+    """How a run ended; `lost` only at the broker, for a runtime that is silent beyond its lease."""
 
     COMPLETED = "completed"
     REFUSED = "refused"

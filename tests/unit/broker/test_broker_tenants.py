@@ -20,9 +20,9 @@ from glasshouse.handshake.signed_policy import SignedPolicy
 from glasshouse.jobs.supervise.mint import mint
 from glasshouse.package.layout import key_commitment
 from glasshouse.tamper.stage import Actor, Owner, clock_us
+from glasshouse.wire.base64url import b64encode
 from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.fields import b64encode
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 from simulators.local_broker import LocalBroker

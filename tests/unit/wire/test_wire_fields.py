@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, FormatError
+from glasshouse.wire.base64url import b64decode, b64encode
 from glasshouse.wire.canonical import MAX_INTEGER
-from glasshouse.wire.fields import DECIMAL, IDENTIFIER, Fields, b64decode, b64encode
+from glasshouse.wire.fields import Fields
+from glasshouse.wire.record import DECIMAL, IDENTIFIER
 
 SECRET = "a value that must not be repeated"
 

@@ -14,8 +14,6 @@ from glasshouse.wire.canonical import Json
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.record import Record, Sha256, raw, text
 
-__all__ = ["GENESIS", "AuditRecord", "verify_chain"]
-
 GENESIS = bytes(32)
 _LABEL = b"glasshouse audit v1"
 

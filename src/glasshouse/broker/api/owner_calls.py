@@ -26,21 +26,6 @@ from glasshouse.wire.record import (
     text,
 )
 
-__all__ = [
-    "MAX_BODY_BYTES",
-    "BrokerReady",
-    "DelegationRequest",
-    "DeploymentRequest",
-    "ForgetRequest",
-    "GateReady",
-    "GroupRefusal",
-    "GroupRequest",
-    "LaunchRequest",
-    "RevocationRequest",
-    "StoredFile",
-    "StoredFiles",
-]
-
 MAX_BODY_BYTES = 256 * 1024
 _MAX_LAUNCH_LIFETIME_S = 7 * 24 * 3600
 _MAX_FILES = 16384

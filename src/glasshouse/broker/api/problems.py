@@ -17,8 +17,6 @@ from glasshouse.errors import (
 )
 from glasshouse.wire.record import LEFT_OUT, Record, integer, text
 
-__all__ = ["MAX_PROBLEM_BYTES", "PROBLEM_TYPE", "Problem"]
-
 PROBLEM_TYPE = "application/problem+json"
 MAX_PROBLEM_BYTES = 16 * 1024
 _MAX_TEXT = 1000

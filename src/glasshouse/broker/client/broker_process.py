@@ -13,8 +13,6 @@ from glasshouse.broker.api.owner_calls import BrokerReady
 from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, PeerError
 
-__all__ = ["BrokerProcess"]
-
 _START_S = 30.0
 _STOP_S = 10.0
 

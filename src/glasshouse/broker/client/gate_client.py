@@ -19,8 +19,6 @@ from glasshouse.wire.canonical import Json
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["GateClient"]
-
 _TRIES = 5
 _TIMEOUT_S = 30.0
 

@@ -31,8 +31,6 @@ from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import Group
 from glasshouse.wire.record import Record
 
-__all__ = ["OwnerClient", "Reply", "exchange", "request"]
-
 _TIMEOUT_S = 30.0
 _MAX_REPLY_BYTES = 4 * 1024 * 1024
 _MAX_ENVELOPE_BYTES = 1024 * 1024

@@ -30,8 +30,6 @@ from glasshouse.evidence.receipt import Receipt
 from glasshouse.handshake.delegation import Use
 from glasshouse.wire.dsse import Envelope
 
-__all__ = ["Countersigner"]
-
 _MOST_SPOILED = 4096
 
 

@@ -11,8 +11,6 @@ from typing import Any
 from glasshouse.broker.api.problems import Problem
 from glasshouse.wire.canonical import Json, encode
 
-__all__ = ["JSON_TYPE", "OVER_PACE_US", "PACE_US", "ApiAnswer", "Decision", "Effect", "keep"]
-
 JSON_TYPE = "application/json"
 PACE_US = 1_000_000
 OVER_PACE_US = 60_000_000  # of what was answered for good: a few answers may be lost

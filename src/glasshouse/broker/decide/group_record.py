@@ -11,16 +11,8 @@ from glasshouse.broker.store.database_schema import groups, members
 from glasshouse.errors import Code, RefusedError
 from glasshouse.handshake.group_rules import GroupRecord, GroupState
 
-__all__ = ["accepted_machines", "current", "group_record", "refuse", "settle"]
-
 _GROUP = select(groups).where(groups.c.id == bindparam("group"))
-_DECIDE = (
-    update(groups)
-    .where(groups.c.id == bindparam("group"), groups.c.state == GroupState.OPEN.value)
-    .values(
-        state=bindparam("into"), culprit=bindparam("machine"), code=bindparam("reason"), decided_us=bindparam("now_us")
-    )
-)
+_DECIDE = update(groups).where(groups.c.id == bindparam("group"), groups.c.state == GroupState.OPEN.value)
 _MACHINES = select(members.c.machine).where(
     members.c.group_id == bindparam("group"), members.c.evidence_sha256.is_not(None)
 )
@@ -58,8 +50,8 @@ def settle(
     now_us: int,
 ) -> bool:
     """Decide a group that is still open, and forget the evidence that waited; return whether it was open."""
-    values = {"group": group_id, "into": state.value, "machine": machine, "reason": code and code.value}
-    if connection.execute(_DECIDE, {**values, "now_us": now_us}).rowcount != 1:
+    values = {"state": state.value, "culprit": machine, "code": code and code.value, "decided_us": now_us}
+    if connection.execute(_DECIDE, {"group": group_id, **values}).rowcount != 1:
         return False
     connection.execute(_FORGET, {"group": group_id})
     return True

@@ -34,11 +34,9 @@ from glasshouse.handshake.group_rules import (
 from glasshouse.handshake.messages import Pending
 from glasshouse.wire.group import Group
 
-__all__ = ["GroupReleases"]
-
 _RELEASED, _PENDING = 200, 202
 
-# Statements are built once; a parameter of an update is not named as a column is, for that would set the column.
+# Statements are built once. An update sets the columns that its values name; its other parameters are named otherwise.
 _ACCEPTED = members.c.evidence_sha256.is_not(None)
 _OF_GROUP = members.c.group_id == bindparam("group")
 _KEYS = select(members.c.machine, members.c.evidence_public, members.c.keys_sha256).where(_OF_GROUP, _ACCEPTED)
@@ -67,27 +65,9 @@ _ACCEPTED_FOR = (
     .join(members, members.c.nonce == challenges.c.nonce)
     .where(members.c.jti == bindparam("launch"))
 )
-_ACCEPT = (
-    update(members)
-    .where(members.c.jti == bindparam("launch"))
-    .values(
-        nonce=bindparam("answered"),
-        evidence_sha256=bindparam("digest"),
-        evidence_public=bindparam("key"),
-        keys_sha256=bindparam("both"),
-        evidence=bindparam("message"),
-    )
-)
-_BEGIN = (
-    update(groups)
-    .where(groups.c.id == bindparam("group"), groups.c.deadline_us.is_(None))
-    .values(deadline_us=bindparam("until_us"))
-)
-_ANSWER = (
-    update(challenges)
-    .where(challenges.c.nonce == bindparam("challenge"))
-    .values(status=bindparam("with_status"), answer=bindparam("release"))
-)
+_ACCEPT = update(members).where(members.c.jti == bindparam("launch"))
+_BEGIN = update(groups).where(groups.c.id == bindparam("group"), groups.c.deadline_us.is_(None))
+_ANSWER = update(challenges).where(challenges.c.nonce == bindparam("challenge"))
 
 
 class _BlamedError(Exception):
@@ -153,15 +133,15 @@ class GroupReleases:
             with connection.begin_nested():
                 accepted = {
                     "launch": launch.jti,
-                    "answered": challenge.nonce,
-                    "digest": appraisal.evidence_sha256,
-                    "key": appraisal.claims.evidence_public,
-                    "both": keys_sha256,
-                    "message": message,
+                    "nonce": challenge.nonce,
+                    "evidence_sha256": appraisal.evidence_sha256,
+                    "evidence_public": appraisal.claims.evidence_public,
+                    "keys_sha256": keys_sha256,
+                    "evidence": message,
                 }
                 connection.execute(_ACCEPT, accepted)
                 # The first of a group sets its deadline.
-                connection.execute(_BEGIN, {"group": group.id, "until_us": challenge.expires_us})
+                connection.execute(_BEGIN, {"group": group.id, "deadline_us": challenge.expires_us})
                 audit_log.append(
                     connection,
                     "accepted",
@@ -289,7 +269,7 @@ class GroupReleases:
                 raise _BlamedError(row["machine"], error) from None
         for nonce, release in made.items():
             self.releases.write(connection, standing.record, release, now_us)
-            connection.execute(_ANSWER, {"challenge": nonce, "with_status": _RELEASED, "release": release.body})
+            connection.execute(_ANSWER, {"challenge": nonce, "status": _RELEASED, "answer": release.body})
         if not settle(connection, last.id, GroupState.RELEASED, now_us=now_us):
             raise OvertakenError
         return ApiAnswer(body=next(one.body for one in made.values() if one.group == last))

@@ -23,8 +23,6 @@ from glasshouse.wire.canonical import Json
 from glasshouse.wire.group import ID_BYTES, Group
 from glasshouse.wire.policy import GROUP_EGRESS
 
-__all__ = ["GroupRequests", "join_group"]
-
 _ID = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}")
 
 

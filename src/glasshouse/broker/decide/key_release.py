@@ -29,8 +29,6 @@ from glasshouse.handshake.broker_side import Challenge, CheckFailedError
 from glasshouse.handshake.tokens import TokenClaims
 from glasshouse.wire.kdf import sha256
 
-__all__ = ["GateLimits", "ReleaseGate"]
-
 _SWEEP_EVERY_US = 1_000_000
 
 
@@ -44,8 +42,8 @@ class GateLimits:
     per_launch: int = 256  # of one launch altogether; each leaves a tombstone until its token expires
 
 
-# Statements are built once: to build one costs as much as to run it. A parameter of an update is not named as a
-# column is, for that would set the column.
+# Statements are built once: to build one costs as much as to run it. An update sets the columns that its values name;
+# its other parameters are named otherwise.
 _BY_NONCE = (
     select(challenges.c.nonce, challenges.c.body, challenges.c.used_us, challenges.c.replays, *recorded.LAUNCH_COLUMNS)
     .select_from(recorded.LAUNCH_SOURCE.join(challenges, challenges.c.jti == launches.c.jti))
@@ -56,8 +54,7 @@ _BY_REQUEST = select(challenges.c.body, challenges.c.used_us).where(
 )
 _NAMED = challenges.c.nonce == bindparam("challenge")
 _TAKE = update(challenges).where(_NAMED, challenges.c.used_us.is_(None))
-_TAKE = _TAKE.values(used_us=bindparam("used_us"), evidence_sha256=bindparam("evidence_sha256"))
-_KEEP = update(challenges).where(_NAMED).values(status=bindparam("status"), answer=bindparam("answer"))
+_KEEP = update(challenges).where(_NAMED)
 _REPLAYS = select(challenges.c.replays).where(challenges.c.nonce == bindparam("nonce"))
 _REPLAYED = update(challenges).where(_NAMED).values(replays=challenges.c.replays + 1)
 _ISSUE = insert(challenges)

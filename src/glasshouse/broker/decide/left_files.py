@@ -19,8 +19,6 @@ from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.merkle import leaf_hash, root_of
 
-__all__ = ["are_heads", "check_own", "is_log", "is_stored", "named_outputs", "part_of", "receipt_in", "unwritable"]
-
 _MARK = "gate.public"  # in the folder: the key of the gate whose store it is
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

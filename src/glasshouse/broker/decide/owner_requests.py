@@ -32,8 +32,6 @@ from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.dsse import Envelope
 
-__all__ = ["OwnerRequests"]
-
 _SECOND_US = 1_000_000
 
 

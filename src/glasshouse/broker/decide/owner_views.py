@@ -20,8 +20,6 @@ from glasshouse.wire.base64url import b64encode
 from glasshouse.wire.canonical import Json, decode
 from glasshouse.wire.states import Outcome
 
-__all__ = ["OwnerViews", "after", "launch_of"]
-
 _SECOND_US = 1_000_000
 
 

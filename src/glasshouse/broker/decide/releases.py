@@ -19,10 +19,7 @@ from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedEr
 from glasshouse.wire.group import Group
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 
-__all__ = ["Release", "Releases", "group_facts", "others_keys"]
-
-# Statements are built once: to build one costs as much as to run it. A parameter of an update is not named as a
-# column is, for that would set the column.
+# Statements are built once: to build one costs as much as to run it.
 _KNOWN = select(releases.c.deployment, releases.c.keys_sha256, releases.c.evidence_public, releases.c.run_id).where(
     (releases.c.evidence_public == bindparam("evidence_public")) | (releases.c.run_id == bindparam("run_id"))
 )

@@ -47,8 +47,6 @@ from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.stored import HEADS_NAME, LOG_NAME, RECEIPT_NAME, StoredPart
 from glasshouse.wire.base64url import b64encode
 
-__all__ = ["KEPT_US", "RunStore"]
-
 KEPT_US = 30 * 24 * 3600 * 1_000_000
 PIECE_BYTES = 1 << 20
 LEAST_BYTES = 64 * 1024  # a file counts as no less, so that the bound in bytes is one on their number too

@@ -19,8 +19,6 @@ from glasshouse.errors import Code, RefusedError
 from glasshouse.handshake.owner_request import OwnerRequest, authenticate, check_body, check_serial
 from glasshouse.wire.signing import key_id
 
-__all__ = ["Admission"]
-
 _LAST = select(enrolled.c.serial_us).where(enrolled.c.owner == bindparam("named"))
 _TAKE = update(enrolled).where(enrolled.c.owner == bindparam("named")).values(serial_us=bindparam("new_us"))
 

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["ACCEPTED_AT_ONCE", "Connection", "Room", "Troubles", "room_for"]
-
 MOST_CONNECTIONS = 512
 MOST_OF_ADDRESS = 64
 MOST_BYTES = 16 * 1024 * 1024
@@ -29,13 +27,14 @@ ACCEPTED_AT_ONCE = 16
 # The database, the listeners, the standard streams; and what the loop has accepted or cut and not yet counted or
 # closed: a few turns' worth. Without it a burst uses all up, and the loop accepts no connection for a second.
 _OTHER_DESCRIPTORS = 64 + 4 * ACCEPTED_AT_ONCE
-_SAY_EVERY_S = 60.0
+_LOG_EVERY_S = 60.0
 
 
 class Connection(Protocol):
     """Something that can be cut off."""
 
-    def cut(self) -> None: ...
+    def cut(self) -> None:
+        """End the connection at once."""
 
 
 def room_for(listeners: int) -> int:
@@ -48,17 +47,12 @@ def room_for(listeners: int) -> int:
 
 @dataclass(slots=True)
 class _Address:
-    """What one address has here.
-
-    Attributes:
-        connections: how many.
-        idle: those whose request is not whole, the oldest first, and how many bytes of it have come.
-        bytes: of them all.
-    """
+    """What one address has here."""
 
     connections: int = 0
+    # Those whose request is not whole, the oldest first, and how many bytes of it have come.
     idle: dict[Connection, int] = field(default_factory=dict)
-    bytes: int = 0
+    bytes: int = 0  # of them all
 
 
 class Room:
@@ -92,7 +86,7 @@ class Room:
         return True
 
     def received(self, connection: Connection, count: int) -> None:
-        """Note that bytes of a request have come; of too many, the longest request of who sent most is dropped."""
+        """Count bytes of a request; of too many, drop the longest request of the address that sent most."""
         address, _ = self._open.get(connection, ("", 0))
         mine = self._addresses.get(address)
         if mine is not None and connection in mine.idle:
@@ -109,7 +103,7 @@ class Room:
                 self._drop(next(one for one, count in most.idle.items() if count))
 
     def whole(self, connection: Connection) -> None:
-        """Note that a connection's request has arrived: it gives way no more."""
+        """Record that a connection's request has arrived: it gives way no more."""
         if connection in self._open:
             mine = self._addresses[self._open[connection][0]]
             count = mine.idle.pop(connection, 0)
@@ -117,7 +111,7 @@ class Room:
             self._bytes -= count
 
     def answered(self, connection: Connection) -> None:
-        """Note that nothing is owed to a connection any more: it gives way again, as one that idles."""
+        """Record that nothing is owed to a connection any more: it gives way again, as one that idles."""
         self.whole(connection)
         if connection in self._open:
             self._addresses[self._open[connection][0]].idle[connection] = 0
@@ -163,17 +157,17 @@ class Troubles:
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
-        self._said_s: float | None = None
-        self._unsaid = 0
+        self._logged_s = -_LOG_EVERY_S
+        self._unlogged = 0
 
     def __call__(self, _loop: object, context: dict[str, Any]) -> None:
         """Take the place of a loop's exception handler."""
-        if self._said_s is not None and self._clock_s() - self._said_s < _SAY_EVERY_S:
-            self._unsaid += 1
+        if self._clock_s() - self._logged_s < _LOG_EVERY_S:
+            self._unlogged += 1
             return
         error = context.get("exception")
         why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-        again = f" ({self._unsaid} more since the last such line)" if self._unsaid else ""
+        again = f" ({self._unlogged} more since the last such line)" if self._unlogged else ""
         sys.stderr.write(f"glasshouse broker: a connection could not be served: {why}{again}\n")
         sys.stderr.flush()
-        self._said_s, self._unsaid = self._clock_s(), 0
+        self._logged_s, self._unlogged = self._clock_s(), 0

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -27,8 +27,6 @@ from glasshouse.broker.http.admission import Admission
 from glasshouse.broker.http.intake import Intake, Pace, address_of
 from glasshouse.broker.store.scope import EVERYTHING, Scope
 from glasshouse.errors import Code, FormatError, UsageError
-
-__all__ = ["Limits", "add_message_route", "add_open_route", "add_route", "add_signed_route", "bare_app"]
 
 BODY_TIMEOUT_S = 10.0
 _CLOSE = {"connection": "close", "cache-control": "no-store"}
@@ -48,6 +46,19 @@ Work: TypeAlias = Callable[[Request, bytes, Mapping[str, str]], Awaitable[ApiAns
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
+class OwnerCall(NamedTuple):
+    """One call of an owner's: a row of the table in spec/owner-api.md.
+
+    Its handler takes the whole body, the path and query parameters and the caller's scope; what it raises becomes a
+    problem.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    limits: Limits = Limits()
+
+
 def bare_app() -> Starlette:
     """Return an application without a single route of its own: no documentation, schema or health page."""
     app = Starlette(exception_handlers={HTTPException: _no_such_route})
@@ -55,41 +66,26 @@ def bare_app() -> Starlette:
     return app
 
 
-def add_route(app: Starlette, method: str, path: str, handler: Handler, *, limits: Limits, executor: Executor) -> None:
-    """Answer `method` on `path` by running `handler` in `executor`, for the broker's own user.
-
-    Args:
-        handler: takes the whole body, the path and query parameters and the caller's scope; what it raises becomes a
-            problem.
-    """
+def add_route(app: Starlette, call: OwnerCall, *, executor: Executor) -> None:
+    """Answer an owner's call by running its handler in `executor`, for the broker's own user."""
 
     async def work(_request: Request, body: bytes, parameters: Mapping[str, str]) -> ApiAnswer:
-        return await _run(executor, partial(handler, body, parameters, EVERYTHING))
+        return await _run(executor, partial(call.handler, body, parameters, EVERYTHING))
 
-    route = Route(path, _endpoint(work, limits), methods=[method])
-    route.methods = {method}  # without the HEAD that comes with GET
+    route = Route(call.path, _endpoint(work, call.limits), methods=[call.method])
+    route.methods = {call.method}  # without the HEAD that comes with GET
     app.router.routes.append(route)
 
 
-def add_signed_route(
-    app: Starlette,
-    method: str,
-    path: str,
-    handler: Handler,
-    *,
-    limits: Limits,
-    executor: Executor,
-    admission: Admission,
-) -> None:
-    """Answer `method` on `path` for enrolled owners, each within their own scope.
+def add_signed_route(app: Starlette, call: OwnerCall, *, executor: Executor, admission: Admission) -> None:
+    """Answer a call of enrolled owners, each within their own scope.
 
     Args:
-        handler: as of `add_route`.
         admission: refuses what none of them signed, before its body is read.
     """
 
     def answer(request: Request, body: bytes, parameters: Mapping[str, str]) -> ApiAnswer:
-        return handler(body, parameters, admission.take(request.state.signed, body))
+        return call.handler(body, parameters, admission.take(request.state.signed, body))
 
     async def work(request: Request, body: bytes, parameters: Mapping[str, str]) -> ApiAnswer:
         with admission.waiting(request.state.signed):
@@ -98,7 +94,7 @@ def add_signed_route(
     def admit(request: Request) -> None:
         request.state.signed = admission.authenticate(request)
 
-    app.add_route(path, _endpoint(work, limits, admit), methods=[method])
+    app.add_route(call.path, _endpoint(work, call.limits, admit), methods=[call.method])
 
 
 def add_open_route(app: Starlette, path: str, look: Callable[[], ApiAnswer]) -> None:

@@ -24,8 +24,6 @@ from typing import TypeVar
 from glasshouse.broker.decide.decisions import PACE_US, Decision, Effect, keep
 from glasshouse.errors import Code, PeerError
 
-__all__ = ["Intake", "Pace", "Shares", "address_of"]
-
 MOST_REQUESTS = 96
 RESERVED_REQUESTS = 32  # besides, for addresses from which something authentic came lately: heads of attested runs
 LATE_OF_ADDRESS = 16

@@ -28,8 +28,6 @@ from glasshouse.broker.http.intake import address_of
 from glasshouse.broker.store.key_file import private_directory
 from glasshouse.errors import Code, FormatError, UsageError
 
-__all__ = ["BACKLOG", "BoundedProtocol", "Server", "bind_tcp", "bind_unix", "parse_bind"]
-
 MAX_HEADER_BYTES = 4096
 MAX_HEADER_LINES = 64
 MAX_HEADER_COMMAS = 64

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from starlette.applications import Starlette
 
@@ -19,8 +18,8 @@ from glasshouse.broker.decide.owner_views import OwnerViews
 from glasshouse.broker.decide.stored_files import RunStore
 from glasshouse.broker.http.admission import Admission
 from glasshouse.broker.http.endpoints import (
-    Handler,
     Limits,
+    OwnerCall,
     add_message_route,
     add_open_route,
     add_route,
@@ -35,8 +34,6 @@ from glasshouse.evidence.heads import MAX_SUBMISSION_BYTES as MAX_HEADS_BYTES
 from glasshouse.evidence.stored import MAX_STORE_BYTES
 from glasshouse.handshake.messages import MAX_RELEASE_REQUEST_BYTES, MAX_REQUEST_BYTES
 
-__all__ = ["Apps", "create_apps"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Apps:
@@ -45,15 +42,6 @@ class Apps:
     runtime: Starlette  # the calls of runtimes
     owner: Starlette  # the calls of the broker's own user, on a Unix socket
     gate: Starlette  # the calls of runtimes and of enrolled owners, over the network
-
-
-class OwnerCall(NamedTuple):
-    """One call of an owner's: a row of the table in spec/owner-api.md."""
-
-    method: str
-    path: str
-    handler: Handler
-    limits: Limits = Limits()
 
 
 def create_apps(
@@ -95,14 +83,12 @@ def create_apps(
             gate, "/v1/store", keeps.take, limits=sizes, executor=keeps.executor, intake=intake, pace=pace
         )
     views = OwnerViews(broker, stores=keeps is not None)
-    for path, look in (("/v1/broker", lambda *_: views.identity()), ("/metrics", views.metrics)):
-        add_route(owner, "GET", path, look, limits=Limits(), executor=executor)
+    add_route(owner, OwnerCall("GET", "/v1/broker", lambda *_: views.identity()), executor=executor)
+    add_route(owner, OwnerCall("GET", "/metrics", views.metrics), executor=executor)
     admission = Admission(broker, owners, in_flight=quota.in_flight)
     for call in _owner_calls(broker, views, quota, keeps):
-        add_route(owner, call.method, call.path, call.handler, limits=call.limits, executor=executor)
-        add_signed_route(
-            gate, call.method, call.path, call.handler, limits=call.limits, executor=executor, admission=admission
-        )
+        add_route(owner, call, executor=executor)
+        add_signed_route(gate, call, executor=executor, admission=admission)
     add_open_route(gate, "/v1/broker", views.identity)
     add_open_route(gate, "/health", lambda: ApiAnswer.of({"status": "ok"}))
     return Apps(runtime=runtime, owner=owner, gate=gate)

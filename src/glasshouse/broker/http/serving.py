@@ -23,26 +23,16 @@ from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, gate_serve
 from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.broker.store.group_commit import GroupCommit
 
-__all__ = ["Network", "serve"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """Where a broker listens for owners and places over the network, and which owners.
+    """Where a broker listens for owners and places over the network, and which owners."""
 
-    Attributes:
-        bind: ``host:port`` or ``unix:/path``.
-        owners: public signing keys of those who are enrolled.
-        plain: whether a proxy in front of it has the certificate and ends TLS; the proxy sees package keys.
-        store: where it keeps what runs leave; None where it does not.
-        store_bytes: the most that it keeps.
-    """
-
-    bind: str
-    owners: tuple[bytes, ...]
-    plain: bool = False
-    store: Path | None = None
-    store_bytes: int = 0
+    bind: str  # ``host:port`` or ``unix:/path``
+    owners: tuple[bytes, ...]  # public signing keys of those who are enrolled
+    plain: bool = False  # whether a proxy in front of it has the certificate and ends TLS; the proxy sees package keys
+    store: Path | None = None  # where it keeps what runs leave; None where it does not
+    store_bytes: int = 0  # the most that it keeps
 
 
 def serve(
@@ -86,11 +76,8 @@ def serve(
         apps = create_apps(broker, executor=executor, intake=intake, owners=enrolled, keeps=keeps)
         count = MOST_LISTENERS if network is not None else MOST_LISTENERS - 1
         servers = [(Server(apps.runtime, listeners=count), runtime), (Server(apps.owner, listeners=count), owner)]
-        listens = BrokerReady(
-            runtime_url=runtime_url,
-            owner_socket=Path(owner_url.removeprefix("unix:")),
-            broker_public=broker.public,
-        )
+        path = Path(owner_url.removeprefix("unix:"))
+        listens = BrokerReady(runtime_url=runtime_url, owner_socket=path, broker_public=broker.public)
         if network is not None:
             gate, gate_url = stack.enter_context(_listening(network.bind))
             certificate = None
@@ -99,9 +86,9 @@ def serve(
                 gate_url = gate_url.replace("http:", "https:", 1)
             servers.append((gate_server(apps.gate, certificate), gate))
             listens = GateReady(
-                runtime_url=listens.runtime_url,
-                owner_socket=listens.owner_socket,
-                broker_public=listens.broker_public,
+                runtime_url=runtime_url,
+                owner_socket=path,
+                broker_public=broker.public,
                 gate=gate_url,
                 certificate=None if certificate is None else certificate.sha256,
             )

@@ -28,8 +28,6 @@ from glasshouse.broker.store.key_file import read_private_file, write_private_fi
 from glasshouse.errors import Code, UsageError
 from glasshouse.wire.kdf import sha256
 
-__all__ = ["CERTIFICATE_NAME", "Certificate", "TlsProtocol", "gate_server"]
-
 CERTIFICATE_NAME = "gate.pem"
 _NAME = "glasshouse gate"
 _VALID = datetime.timedelta(days=3650)

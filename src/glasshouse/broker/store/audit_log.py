@@ -17,8 +17,6 @@ from glasshouse.broker.api.audit_chain import GENESIS, AuditRecord
 from glasshouse.broker.store.database_schema import audit, deployments, groups, own_audit, owners, packages
 from glasshouse.wire.canonical import Json, decode
 
-__all__ = ["MAX_PAGE", "append", "read", "read_own"]
-
 MAX_PAGE = 500
 _MAX_RECORD_BYTES = 8 * 1024
 _LAST = select(audit.c.sequence, audit.c.sha256).order_by(audit.c.sequence.desc()).limit(1)

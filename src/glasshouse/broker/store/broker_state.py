@@ -14,8 +14,6 @@ from glasshouse.broker.store.database import Database
 from glasshouse.broker.store.key_file import KeyFile, private_directory
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["DATABASE_NAME", "BrokerState", "open_broker", "system_clock_us"]
-
 DATABASE_NAME = "broker.sqlite3"
 _KEY_FILE_NAME = "broker.key"
 

@@ -19,8 +19,6 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from glasshouse.broker.store.database_schema import metadata
 from glasshouse.errors import Code, InternalError, PeerError
 
-__all__ = ["Database", "OvertakenError", "Shared"]
-
 _ATTEMPTS = 5
 
 Result = TypeVar("Result")

@@ -23,27 +23,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import SchemaItem
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "audit",
-    "broker",
-    "challenges",
-    "delegations",
-    "deployments",
-    "groups",
-    "launches",
-    "live",
-    "members",
-    "metadata",
-    "own_audit",
-    "owners",
-    "packages",
-    "releases",
-    "spent",
-    "stopped",
-    "stored",
-]
-
 SCHEMA_VERSION = 1
 _ID = String(32)
 _DIGEST = LargeBinary(32)  # or a key

@@ -1,8 +1,8 @@
 """One thread that decides, and lets decisions that wait for each other share one commit.
 
-Laws: decisions are made one after the other; none is answered before the transaction that holds it is committed,
-and where that fails, every decision in it is answered as not made. A commit is shared only by decisions that were
-waiting already: no decision waits for others to come.
+Laws: decisions are made one after the other; none is answered before the transaction that holds it is committed, and
+where that fails, every decision in it is answered as not made. A commit is shared only by decisions that were waiting
+already: no decision waits for others to come.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from glasshouse.broker.store.database import Database, Shared
-
-__all__ = ["GroupCommit"]
 
 MOST_TOGETHER = 32
 _PATIENCE = 8  # at most a ninth of the time goes to commits while there is a queue
@@ -28,8 +28,8 @@ Arguments = ParamSpec("Arguments")
 class GroupCommit(Executor):
     """An executor of one thread, whose calls share transactions of one database.
 
-    A commit waits for the disk. While others wait for their turn, deciding goes on for a few times as long as the
-    last commit took: so a fast disk hardly delays a decision, and a slow one is awaited once for several.
+    While others wait for their turn, deciding goes on for a few times as long as the last commit took: so a fast disk
+    hardly delays a decision, and a slow one is awaited once for several.
 
     Args:
         database: whose `write` the calls use.
@@ -37,7 +37,7 @@ class GroupCommit(Executor):
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting: SimpleQueue[_Call | None] = SimpleQueue()
+        self._waiting: SimpleQueue[_Pending | None] = SimpleQueue()
         self._commit_s = 0.0
         self._thread = threading.Thread(target=self._work, name="decide")
         self._thread.start()
@@ -47,7 +47,7 @@ class GroupCommit(Executor):
     ) -> Future[Result]:
         """Call `fn` when its turn comes; the future is done once what it wrote is durable."""
         future: Future[Result] = Future()
-        self._waiting.put(_Call(future, lambda: fn(*args, **kwargs)))
+        self._waiting.put(_Pending(future, partial(fn, *args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -57,14 +57,13 @@ class GroupCommit(Executor):
             self._thread.join()
 
     def _work(self) -> None:
-        while (first := self._waiting.get()) is not None:
-            if not self._together(first):
-                return
+        while (first := self._waiting.get()) is not None and self._together(first):
+            pass
 
-    def _together(self, first: _Call) -> bool:
+    def _together(self, first: _Pending) -> bool:
         """Make `first` and others that wait, commit, and answer them all; return whether there is more to come."""
-        call: _Call | None = first
-        made: list[_Call] = []
+        call: _Pending | None = first
+        made: list[_Pending] = []
         began_s = time.monotonic()
         try:
             with self._database.together() as shared:
@@ -81,42 +80,35 @@ class GroupCommit(Executor):
             self._commit_s = time.monotonic() - began_s
         except Exception as error:  # the commit failed: calls that wrote fail, calls that did not are answered
             for one in made:
-                one.undo(error)
+                if one.wrote:
+                    one.error = error
         for one in made:
             one.answer()
         return call is not None
 
 
-class _Call:
+@dataclass(slots=True)
+class _Pending:
     """A call, and the future that waits for it."""
 
-    __slots__ = ("_call", "_error", "_future", "_result", "_wrote")
-
-    def __init__(self, future: Future[Any], call: Callable[[], Any]) -> None:
-        self._future = future
-        self._call = call
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._wrote = False
+    future: Future[Any]
+    call: Callable[[], Any]
+    result: Any = None
+    error: BaseException | None = None
+    wrote: bool = False
 
     def make(self, shared: Shared) -> None:
         before = shared.writes
-        if not self._future.set_running_or_notify_cancel():
+        if not self.future.set_running_or_notify_cancel():
             return  # cancelled before it began
         try:
-            self._result = self._call()
+            self.result = self.call()
         except BaseException as error:  # raised where the future is awaited, as by every executor
-            self._error = error
-        self._wrote = shared.writes > before
-
-    def undo(self, error: Exception) -> None:
-        if self._wrote:
-            self._result, self._error = None, error
+            self.error = error
+        self.wrote = shared.writes > before
 
     def answer(self) -> None:
-        if self._future.cancelled():
-            return
-        if self._error is None:
-            self._future.set_result(self._result)
-        else:
-            self._future.set_exception(self._error)
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        elif not self.future.cancelled():
+            self.future.set_result(self.result)

@@ -21,8 +21,6 @@ from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.wire.base64url import b64decode, b64encode
 from glasshouse.wire.kdf import derive, lengths_prefixed
 
-__all__ = ["KeyFile", "Purpose", "private_directory", "read_private_file", "sync_directory", "write_private_file"]
-
 _PREFIX = "glasshouse-broker-key-v1 "
 _KEY_BYTES = 32
 _NONCE_BYTES = 12

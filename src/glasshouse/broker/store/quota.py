@@ -13,8 +13,6 @@ from glasshouse.broker.store.database_schema import live, packages, spent
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, RefusedError
 
-__all__ = ["Quota"]
-
 _DAY_US = 24 * 3600 * 1_000_000
 
 

@@ -35,28 +35,6 @@ from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.wire.group import Group
 from glasshouse.wire.signing import SigningKey, key_id
 
-__all__ = [
-    "LAUNCH_COLUMNS",
-    "LAUNCH_SOURCE",
-    "AttestedRuntime",
-    "DeploymentStanding",
-    "as_launch",
-    "attested",
-    "checked_policy",
-    "delegated",
-    "has_broker_key",
-    "head_of",
-    "launch_record",
-    "lock_deployment",
-    "open_broker_key",
-    "package_key_name",
-    "put_delegation",
-    "standing",
-    "standing_of",
-    "sweep",
-]
-
-
 _REMEMBERED = 64
 
 # Statements are built once: to build one costs as much as to run it.

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 
-__all__ = ["EVERYTHING", "Scope"]
-
 _ROW_LABEL = b"glasshouse gate package v1"
 
 

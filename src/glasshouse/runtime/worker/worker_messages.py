@@ -15,8 +15,20 @@ from glasshouse.errors import Code, FormatError, RunError
 from glasshouse.evidence.events import is_loss
 from glasshouse.evidence.results import Unit, Work
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import DECIMAL, IDENTIFIER
-from glasshouse.wire.record import Codec, Member, Record, Sha256, choice, digest, integer, one_of, table, text
+from glasshouse.wire.record import (
+    DECIMAL,
+    IDENTIFIER,
+    Codec,
+    Member,
+    Record,
+    Sha256,
+    choice,
+    digest,
+    integer,
+    one_of,
+    table,
+    text,
+)
 
 MAX_OUTPUT_BYTES = 1 << 44
 # As the receipt will name it.
