@@ -21,9 +21,9 @@ from glasshouse.evidence.results import PROBES  # noqa: E402
 from glasshouse.evidence.rules import MAX_EVENTS  # noqa: E402
 from glasshouse.jobs.verify.publish import make_artifact  # noqa: E402
 from glasshouse.wire import dsse  # noqa: E402
+from glasshouse.wire.base64url import b64encode  # noqa: E402
 from glasshouse.wire.canonical import decode, encode  # noqa: E402
 from glasshouse.wire.dsse import Envelope  # noqa: E402
-from glasshouse.wire.fields import b64encode  # noqa: E402
 from glasshouse.wire.merkle import Tree, leaf_hash  # noqa: E402
 from glasshouse.wire.states import Outcome, State  # noqa: E402
 from simulators.bundle_stories import STORIES  # noqa: E402 - found through the line above

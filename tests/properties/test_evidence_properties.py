@@ -19,7 +19,6 @@ from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle
 from glasshouse.jobs.verify.verdict import Status
 from glasshouse.wire.canonical import MAX_INTEGER, decode, encode
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.fields import Fields
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import NEXT, Outcome, State
 from simulators.world import World
@@ -204,9 +203,10 @@ EDITS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3), st.sampled_from([
 
 def read_whole(data: bytes) -> tuple[bytes, Envelope]:
     """Read the whole submission as one document, as its specification has it."""
-    fields = Fields(decode(data, max_bytes=MAX_SUBMISSION_BYTES), "submission")
-    head, receipt = (encode(fields.any(name)) for name in ("head", "receipt"))
-    fields.end()
+    whole = decode(data, max_bytes=MAX_SUBMISSION_BYTES)
+    if not isinstance(whole, dict) or whole.keys() != {"head", "receipt"}:
+        raise FormatError(Code.SCHEMA, "a submission of other members")
+    head, receipt = encode(whole["head"]), encode(whole["receipt"])
     for part in (head, receipt):
         Envelope.from_json(decode(part, max_bytes=MAX_SUBMISSION_BYTES, max_elements=64))
     if len(head) > MAX_HEAD_BYTES:

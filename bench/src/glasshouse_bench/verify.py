@@ -22,7 +22,6 @@ from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.wire.canonical import Json, decode
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.fields import Fields
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.merkle import Tree, leaf_hash
 from glasshouse.wire.signing import key_id
@@ -50,6 +49,7 @@ from glasshouse_bench.statement import (
     Measurement,
     statement_json,
 )
+from glasshouse_bench.strict_fields import Fields
 from glasshouse_bench.verdict import Backing, MeasurementVerdict
 
 __all__ = ["refuse_first_format", "verify_measurement"]

@@ -10,8 +10,8 @@ from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.jobs.owner.files import read_bounded
-from glasshouse.wire.fields import Fields
 from glasshouse_bench.documents import Document, Kind, listed
+from glasshouse_bench.strict_fields import Fields
 
 __all__ = ["Published", "read_rows"]
 

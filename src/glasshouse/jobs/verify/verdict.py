@@ -14,7 +14,6 @@ from glasshouse.evidence.results import Output, Work
 from glasshouse.jobs.owner.durations import format_s, utc
 from glasshouse.jobs.verify.receipt_chain import Chain
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.fields import hex_or_null
 from glasshouse.wire.group import Group
 from glasshouse.wire.signing import key_id
 from glasshouse.wire.states import Outcome
@@ -294,6 +293,6 @@ def _output(output: Output) -> dict[str, Json]:
         "class": output.of,
         "file": output.file_name,
         "kind": output.kind,
-        "plaintext_hmac_sha256": hex_or_null(output.plain_hmac),
+        "plaintext_hmac_sha256": None if output.plain_hmac is None else output.plain_hmac.hex(),
         "sealed_sha256": output.sealed_sha256.hex(),
     }

@@ -14,10 +14,7 @@ from glasshouse.wire.base64url import b64decode
 from glasshouse.wire.canonical import MAX_INTEGER, Json
 from glasshouse.wire.record import DECIMAL, IDENTIFIER
 
-
-def hex_or_null(digest: bytes | None) -> str | None:
-    """Return a nullable digest as a document has it."""
-    return None if digest is None else digest.hex()
+__all__ = ["Fields"]
 
 
 class Fields:
