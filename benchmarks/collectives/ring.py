@@ -14,7 +14,7 @@ from glasshouse.collectives.operations.arithmetic import Arithmetic
 from glasshouse.collectives.operations.communicator import Communicator
 from glasshouse.collectives.operations.exchange import Exchange
 from glasshouse.collectives.operations.flows import CopySink, Outflow, Sink
-from glasshouse.collectives.operations.reductions import SCHEDULES, all_reduce
+from glasshouse.collectives.operations.plans import SCHEDULES, all_reduce
 from glasshouse.collectives.operations.regions import Region, Span, copy
 from glasshouse.collectives.protocol.headers import MAX_PAYLOAD_BYTES, Algorithm
 from glasshouse.collectives.protocol.traffic import FrameOpener
@@ -111,4 +111,14 @@ def _gate(arrived: _Hop | CopySink | None, count: int | None) -> Callable[[int],
 
 def _gone(flow: Outflow) -> Callable[[int], bool]:
     """Return whether as much has been sent as is to be taken; a shard that is one frame is sent whole before that."""
-    return lambda chunk: flow.gone > min(chunk, flow.count - 1)
+    gone = 0
+
+    def release(chunk: int) -> Callable[[], None]:
+        def went() -> None:
+            nonlocal gone
+            gone = chunk + 1
+
+        return went
+
+    setattr(flow, "release", release)  # noqa: B010 - a method of this flow alone
+    return lambda chunk: gone > min(chunk, flow.span.count - 1)

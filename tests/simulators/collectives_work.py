@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from benchmarks.collectives.cells import Way
 from glasshouse.collectives.operations.communicator import chunk_bytes
-from glasshouse.collectives.operations.reductions import all_reduce_algorithm
+from glasshouse.collectives.operations.plans import all_reduce_algorithm
 from glasshouse.collectives.protocol.frame_memory import CHUNK_BYTES
 from glasshouse.collectives.protocol.headers import MAX_PAYLOAD_BYTES, Algorithm
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from glasshouse.collectives.operations.communicator import chunk_bytes
-from glasshouse.collectives.operations.reductions import all_reduce_algorithm
+from glasshouse.collectives.operations.plans import all_reduce_algorithm
 from glasshouse.collectives.protocol.frame_memory import CHUNK_BYTES
 from glasshouse.collectives.protocol.headers import MAX_PAYLOAD_BYTES, Algorithm
 

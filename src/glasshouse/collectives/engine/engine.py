@@ -32,12 +32,7 @@ _HEARSAY_S = 1.0
 
 
 class Engine:
-    """Carries out the operations of one group on one rank, over a mesh that it owns.
-
-    Args:
-        timeout_s: how long an operation may take from its submission.
-        communicator: plans the operations; by default one with the mesh's keys and memory.
-    """
+    """Carries out the operations of one group on one rank, over a mesh that it owns, each in `timeout_s`."""
 
     def __init__(self, mesh: Mesh, *, timeout_s: float, communicator: Communicator | None = None) -> None:
         self.rank = mesh.membership.rank
@@ -45,6 +40,7 @@ class Engine:
         self.timeout_s = timeout_s
         self.condition = threading.Condition(threading.RLock())
         self._mesh = mesh
+        self._called = mesh.membership.called
         self._communicator = communicator or Communicator(mesh.membership, mesh.traffic, shared=mesh.shared)
         self._progress = ProgressEngine(mesh, self._communicator, self._done)
         self._inbox: deque[Submission] = deque()
@@ -339,6 +335,3 @@ class Engine:
                 what = f"{work.described()}: {error.message}"
                 completion.error = CollectiveError(error.code, what, hint=error.hint, rank=error.rank)
                 self._done(work, None)
-
-    def _called(self, rank: int) -> str:
-        return self._mesh.membership.called(rank)

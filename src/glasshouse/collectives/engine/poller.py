@@ -14,10 +14,7 @@ _LONG_S = 3600.0  # the longest that one call waits: the system takes no longer 
 
 
 class Poller:
-    """Waits for the connections of one group, and sets their `readable` and `writable`.
-
-    Used by one thread at a time, but for `wake`.
-    """
+    """Waits for the connections of one group, and marks them; used by one thread at a time, but for `wake`."""
 
     def __init__(self, links: Sequence[PeerLink]) -> None:
         self._poll = select.epoll()
@@ -30,10 +27,7 @@ class Poller:
         self._poll.register(self._wakeup, select.EPOLLIN)
 
     def wait_for_memory(self, timeout_s: float | None, short: bool) -> PeerLink | None:
-        """Wait as `wait` does, and for acknowledgements too where memory to seal in is `short`.
-
-        Return a link to a peer that is gone and has not copied its frames, None if there is none.
-        """
+        """Wait, for acknowledgements too where memory is `short`; return a link whose peer left frames uncopied."""
         if not self._local_peers or not (short or any(link.short for link in self._local_links)):
             self.wait(timeout_s)
             return None

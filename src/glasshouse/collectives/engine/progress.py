@@ -59,10 +59,7 @@ class _Course:
 
 
 class ProgressEngine:
-    """The connections of one rank in one group, and the operations under way on them.
-
-    `done` is called with each operation that is complete, and for a message with the rank at its other end.
-    """
+    """The operations on one rank's connections; `done` is called with each, and for a message with its peer's rank."""
 
     def __init__(self, mesh: Mesh, communicator: Communicator, done: Callable[[Submission, int | None], None]) -> None:
         self._mesh = mesh
@@ -208,21 +205,22 @@ class ProgressEngine:
             if not link.readable:
                 return False
             try:
-                if not link.pull(frame_bytes(flow.size(chunk))):
+                if not link.pull(frame_bytes(flow.span.size(chunk))):
                     return link.readable
             except Closed:
                 self._lost(link)
-        if not flow.ready(chunk):
+        source, sink = flow.source, flow.sink
+        if not sink.ready(source, chunk):
             return False
         frame = link.frame
         expected = flow.expected(chunk)
         if frame[:HEADER_BYTES] != expected:
             explain(self._mesh.traffic, link, work, expected)
         if work.queue is None:
-            flow.take(chunk, frame)
+            sink.take(source, chunk, flow.opener, frame)
         else:
             with work.queue.within():
-                flow.take(chunk, frame)
+                sink.take(source, chunk, flow.opener, frame)
         link.taken()
         course.took += 1
         if chunk + 1 == high:

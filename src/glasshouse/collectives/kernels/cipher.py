@@ -78,11 +78,7 @@ class Verdicts:
 
 
 class Cipher:
-    """Seals and opens messages on one device. Safe to share between threads.
-
-    Args:
-        device: a CUDA device; the CPU under Triton's interpreter only (in tests).
-        shape: of the launches, by default chosen for the device.
+    """Seals and opens messages on one CUDA device (in tests the CPU). Safe to share between threads.
 
     Raises:
         PlatformError: `device-missing`, a device that these kernels do not run on.

@@ -1,16 +1,15 @@
 # ruff: noqa: N803 - compile-time constants are written in capitals
 """The two kernels that seal or open many messages in two launches: `bulk`, and `finish` behind it on the same stream.
 
-A message is cut into blocks of 64 bytes. In `bulk` one lane makes one block of key stream, applies it, and folds the
-block of ciphertext into its own sum; a program of LANES lanes walks over a segment of neighbouring blocks, `steps` of
-them for each lane. Slots are right-aligned: where a message does not fill its segments, the first slots stand empty, so
-that every lane multiplies by the same powers of r, whatever the length is. A program leaves one number behind, the
-value of its segment as a polynomial in r.
+In `bulk` one lane makes one block of key stream, applies it, and folds the block of ciphertext into its own sum; a
+program of LANES lanes walks over a segment of neighbouring blocks, `steps` of them for each lane. Slots are
+right-aligned: where a message does not fill its segments, the first slots are empty, so that every lane multiplies by
+the same powers of r. A program leaves one number behind, the value of its segment as a polynomial in r.
 
 In `finish` one program ends one message: the last bytes (fewer than 64), then the tag. Every 16 bytes of associated
-data, every segment, every 16 bytes of the tail and the block of lengths is a number that is to be multiplied by a known
-power of r; lanes do that side by side, and the sum is the tag. When opening, the tag is compared in constant time; the
-verdict is written, and where it is no, the whole output is zeroed before anything behind on the stream can see it.
+data, every segment, every 16 bytes of the tail and the block of lengths is multiplied by a known power of r; lanes do
+that side by side, and the sum is the tag. When opening, the tag is compared in constant time; where it is another, the
+whole output is zeroed before anything behind on the stream can see it.
 
 Laws: addresses, masks and branches depend on lengths, positions and the verdict alone, never on key or data
 (tests/unit/collectives/test_collectives_kernels_compiled.py follows every register of the compiled code). `finish`

@@ -42,11 +42,9 @@ class _Pools:
 
 
 class Communicator:
-    """One rank's side of a group.
+    """One rank's side of a group, with the largest chunk of tensors in host memory, the same on all ranks.
 
-    Args:
-        chunk_bytes: the largest chunk of tensors in host memory; the same on all ranks.
-        shared: allocates memory for a frame that every peer is sent, which ranks of this machine may read.
+    `shared` allocates memory for a frame that every peer is sent, which ranks of this machine may read.
     """
 
     def __init__(

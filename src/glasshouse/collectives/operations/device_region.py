@@ -25,11 +25,7 @@ _PLAIN = torch.uint8
 
 
 class Queue:
-    """Orders one group's work on one device. Used by one thread at a time.
-
-    Args:
-        device: a CUDA device; the CPU under Triton's interpreter only (in tests).
-        cipher: a `kernels.cipher.Cipher` for it; one of its own by default.
+    """Orders one group's work on one CUDA device (in tests the CPU). Used by one thread at a time.
 
     Raises:
         PlatformError: `device-missing`, a device that the kernels do not run on.
@@ -59,11 +55,8 @@ class Queue:
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
-        """Enqueue on this queue whatever is enqueued inside.
-
-        In inference mode: a script may reduce tensors that were made in it, from a thread that is not in it; buffers
-        made here are only used here.
-        """
+        """Enqueue on this queue whatever is enqueued inside."""
+        # In inference mode: a script may reduce tensors that were made in it, from a thread that is not in it.
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
             if self._stream is not None:

@@ -35,10 +35,7 @@ def agreed(
 ) -> FrameHeader:
     """Return the header on which all ranks of an operation must agree, but for route, chunk, length and counter.
 
-    Args:
-        tensors: of which type and number of elements are taken.
-        details: whatever else must be equal: shapes, root.
-        elements: of the whole operation, where that is not those of the tensors.
+    Type and number of elements are those of the tensors; `details` are all else that must be equal, such as shapes.
     """
     types = {tensor.dtype for tensor in tensors}
     return FrameHeader(
@@ -55,13 +52,7 @@ def agreed(
 
 
 class Exchange:
-    """One collective as one rank carries it out.
-
-    Args:
-        header: on which all ranks agree.
-        regions: the memory that takes part in it, all on one device.
-        outputs: the regions that are zeroed if it fails.
-    """
+    """One collective as one rank carries it out, on regions of one device; outputs are zeroed if it fails."""
 
     def __init__(
         self,

@@ -38,10 +38,6 @@ class Outflow:
     sealer: FrameSealer
     gate: Gate = None
     sealed: int = 0  # how many chunks have been sealed: what they were sealed from may be overwritten
-    gone: int = 0  # how many frames have gone out whole
-
-    def __post_init__(self) -> None:
-        self.count = self.span.count
 
     def frame(self, chunk: int, buffer: Callable[[int], memoryview | None]) -> memoryview | None:
         """Return the next chunk's sealed frame, made in what `buffer` gives for its size, or None if not yet."""
@@ -50,13 +46,10 @@ class Outflow:
         own = buffer(frame_bytes(self.span.size(chunk)))
         return None if own is None else self._seal(chunk, own)
 
-    def release(self, chunk: int) -> Callable[[], None]:
-        """Return the callback for a frame that has gone out whole, and whose memory is free."""
-
-        def gone() -> None:
-            self.gone = chunk + 1
-
-        return gone
+    def release(self, chunk: int) -> Callable[[], None] | None:
+        """Return the callback, if any, for a frame that has gone out whole, and whose memory is free."""
+        del chunk
+        return None
 
     def _seal(self, chunk: int, buffer: memoryview) -> memoryview:
         low, high = self.span.bounds(chunk)
@@ -123,26 +116,11 @@ class Inflow:
     opener: FrameOpener
     sink: Sink
 
-    def __post_init__(self) -> None:
-        self.count = self.span.count
-
-    def size(self, chunk: int) -> int:
-        """Return the payload bytes of a chunk."""
-        return self.span.size(chunk)
-
     def expected(self, chunk: int) -> bytearray:
         """Return the 64 bytes that the next frame, of this chunk, must begin with."""
         set_chunk(self.header, chunk)
         self.opener.complete(self.header, self.span.size(chunk))
         return self.header
-
-    def ready(self, chunk: int) -> bool:
-        """Return whether that chunk can be taken now."""
-        return self.sink.ready(self.source, chunk)
-
-    def take(self, chunk: int, frame: memoryview) -> None:
-        """Open a frame whose header is the expected one, and use it."""
-        self.sink.take(self.source, chunk, self.opener, frame)
 
 
 @dataclass(eq=False)
@@ -170,10 +148,11 @@ def interleaved(first: _Flow, second: _Flow, lag: int) -> list[ChunkRun[_Flow]]:
 
     Chunk i of the second never comes before chunk i of the first where `lag` is positive.
     """
-    runs: list[ChunkRun[_Flow]] = [(first, 0, min(lag, first.count))] if first.count else []
-    for at in range(max(second.count, first.count - lag)):
-        if at < second.count:
+    ahead, behind = first.span.count, second.span.count
+    runs: list[ChunkRun[_Flow]] = [(first, 0, min(lag, ahead))] if ahead else []
+    for at in range(max(behind, ahead - lag)):
+        if at < behind:
             runs.append((second, at, at + 1))
-        if lag + at < first.count:
+        if lag + at < ahead:
             runs.append((first, lag + at, lag + at + 1))
     return runs

@@ -128,10 +128,7 @@ class _Peer:
 
 
 class Mailbox:
-    """The messages of one rank: offered, wanted and on their way. Touches no connection.
-
-    `done` is called with each message that is complete, and the rank at the other end.
-    """
+    """The messages of one rank, without I/O; `done` is called with each that is complete, and the peer's rank."""
 
     def __init__(self, communicator: Communicator, done: Callable[[P2PMessage, int], None]) -> None:
         self._communicator = communicator
@@ -181,7 +178,7 @@ class Mailbox:
         message, flow = peer.outgoing[0]
         with within(message.queue):
             frame = flow.frame(flow.sealed, buffer)
-        if frame is not None and flow.sealed == flow.count:
+        if frame is not None and flow.sealed == flow.span.count:
             peer.outgoing.popleft()
             peer.ending = message
         return frame
@@ -204,8 +201,8 @@ class Mailbox:
             message, flow, sink = peer.incoming[0]
             if frame[:HEADER_BYTES] == flow.expected(sink.taken):
                 with within(message.queue):
-                    flow.take(sink.taken, frame)
-                if sink.taken == flow.count:
+                    sink.take(rank, sink.taken, flow.opener, frame)
+                if sink.taken == flow.span.count:
                     peer.incoming.popleft()
                     self._done(message, rank)
                 return

@@ -61,10 +61,7 @@ class Region(ABC):
             self._spread(low, high, target)
 
     def opened(self, size: int, opener: FrameOpener, frame: memoryview, buffer: memoryview) -> Any:
-        """Verify a received frame and return its `size` bytes as a tensor on this region's device.
-
-        `buffer` is host memory that may be used for it.
-        """
+        """Verify a frame and return its `size` bytes as a tensor on this device, in `buffer` if that is the host."""
         target = self.blank(size, self._flat[0].dtype, buffer)
         self._open_into(target, opener, frame)
         return target

@@ -112,12 +112,9 @@ def next_key(key: bytes | bytearray, suite: Suite) -> bytes:
 
 
 class Schedule:
-    """The keys of one rank in one initialisation of one group.
+    """The keys of one rank in one initialisation of one group, whose ranks have compared their memberships.
 
-    Args:
-        membership: this rank's; the others' must have been compared with it.
-        secret: the group secret, 32 bytes.
-        contributions: the fresh 32 bytes of every rank, in rank order.
+    They follow from the group secret, 32 bytes, and the fresh 32 bytes of every rank, in rank order.
 
     Raises:
         ValueError: other lengths, or two ranks with the same contribution.

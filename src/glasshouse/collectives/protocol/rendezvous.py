@@ -104,12 +104,7 @@ class Rendezvous:
         ).encode(self._key)
 
     def meet(self, data: bytes | bytearray | memoryview, *, lane: Lane | None, peer: int | None) -> Hello:
-        """Check a hello and keep its contribution.
-
-        Args:
-            data: `HELLO_BYTES` as received.
-            lane: the lane that this rank connected for, or None when it accepted the connection.
-            peer: the rank that it connected to, or None.
+        """Check a hello and keep its contribution; lane and peer are None on a connection that this rank accepted.
 
         Raises:
             FormatError: not a hello, or one of another version.

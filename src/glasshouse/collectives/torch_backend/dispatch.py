@@ -1,10 +1,7 @@
-"""The operators of torch's dispatcher that lead to a process group.
+"""The operators of torch's dispatcher by which its C++ calls a process group without asking for Python's overrides.
 
-Some methods of a process group are called by torch's C++ without asking whether Python overrides them. Those arrive
-at an operator of the namespace `c10d`, whose kernels would look for a backend beneath the group. As long as there is a
-sealed group, they lead back to the group's own methods.
-
-Laws: an operator that moves tensors between ranks is led back or refused; one that a later torch adds is refused.
+Torch's kernels for them look for a backend beneath the group; with a sealed group they lead back to its own methods.
+Law: an operator that moves tensors between ranks is led back or refused; one that a later torch adds is refused.
 """
 
 from __future__ import annotations
@@ -64,8 +61,7 @@ def _refuse(name: str, *_: Any, **__: Any) -> Any:
 def _to(method: str, kind: Any = None) -> Callable[..., Any]:
     """Return a kernel that calls a method of the group with the operator's arguments.
 
-    Those before the group are tensors; those behind it are members of the options, of torch's type `kind`, or follow
-    the tensors.
+    Those behind the group are members of the options, of torch's type `kind`, or follow the tensors.
     """
 
     def kernel(find: Callable[[Any], Any], schema: Any, *args: Any, **named: Any) -> Any:

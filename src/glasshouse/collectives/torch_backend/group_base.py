@@ -31,9 +31,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
     """A process group over an engine.
 
     Args:
-        engine: connected to every other rank.
         store: the rendezvous store of the group, returned to callers that ask for it.
-        name: the group's, as torch gives it.
         timeout_s: of every operation without one of its own.
         split: makes the group of some of these ranks: called with their ranks here, name, and timeout.
     """
@@ -207,16 +205,9 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
             work.wait()
             return work
         if opts is not None:
-            self._remember(completion)
-        if torch_hooks.registers_works():
-            for tensor in outputs:
-                if isinstance(tensor, torch.Tensor):
-                    torch_hooks.register_work(tensor, work)
+            self._unfinished.append(completion)
+            if len(self._unfinished) >= self._look_at:  # so rarely that the time does not grow with their number
+                self._unfinished = [each for each in self._unfinished if not each.done()]
+                self._look_at = max(_LOOK_AT_LEAST, 2 * len(self._unfinished))
+        torch_hooks.register_outputs(outputs, work)
         return work
-
-    def _remember(self, completion: Completion | Joined) -> None:
-        """Keep a collective until it is done, in time that does not grow with their number."""
-        self._unfinished.append(completion)
-        if len(self._unfinished) >= self._look_at:
-            self._unfinished = [each for each in self._unfinished if not each.done()]
-            self._look_at = max(_LOOK_AT_LEAST, 2 * len(self._unfinished))

@@ -128,13 +128,12 @@ class SealedWork(Work):  # type: ignore[misc]  # torch is not typed
     def get_future(self) -> Any:
         """Return a torch future of the filled tensors, which raises where the operation fails, in Python and in C++.
 
-        `torch.futures.Future.set_exception` stores an exception as an ordinary value that only Python unwraps: a wait
-        in C++, such as that of DistributedDataParallel's reducer, would go on with whatever lies in the bucket. What
-        is raised *inside a callback* is an error for C++ too, and so the future's value comes from one that raises.
-
-        It is completed in a thread of its own kind, never in the one that drives the connections: the callbacks that
-        communication hooks chain to it run there too, and may wait for further collectives. Waiting in C++ runs no
-        Python: the operation must be one that the background drives, as every asynchronous one is.
+        `set_exception` stores an exception as an ordinary value that only Python unwraps: a wait in C++, such as that
+        of DistributedDataParallel's reducer, would go on with whatever lies in the bucket. An exception *inside a
+        callback* is an error for C++ too, and so the future's value comes from one that raises. It is completed in a
+        thread of its own kind, never in the one that drives the connections: the callbacks that communication hooks
+        chain to it run there too, and may wait for further collectives. Waiting in C++ runs no Python: the operation
+        must be one that the background drives, as every asynchronous one is.
         """
         first = torch.futures.Future(devices=_devices(self._outputs))
         chained = first.then(lambda _: self.result())

@@ -54,11 +54,8 @@ def instead_of_rendezvous(store: Callable[[], Callable[[], object] | None]) -> N
 
 
 def before_exits(check: Callable[[str], None]) -> None:
-    """Call `check(what)` before torch makes another way for tensors to leave this process, once for the process.
-
-    Groups of torch.distributed._dist2 take their backends by `_register_backend`.
-    """
-    exits = [
+    """Call `check(what)` before torch makes another way for tensors to leave this process, once for the process."""
+    exits = [  # groups of torch.distributed._dist2 take their backends by `_register_backend`
         (dist.ProcessGroup, "_register_backend", "a backend that is not sealed"),
         (c10d._SymmetricMemory, "rendezvous", "symmetric memory"),
         (c10d._SymmetricMemory, "set_group_info", "symmetric memory"),
@@ -112,14 +109,17 @@ def boxed(work: Any) -> Any:
     return c10d.PythonCallbackWork(work.wait).boxed()
 
 
-def registers_works() -> bool:
-    """Return whether tensors of collectives under way may go into a graph, and so are to be waited for by name."""
-    return bool(c10d._allow_inflight_collective_as_graph_input())
-
-
 def register_work(tensor: Any, work: Any) -> None:
     """Have `wait_tensor(tensor)` wait for a work."""
     c10d._register_work(tensor, work)
+
+
+def register_outputs(outputs: Iterable[Any], work: Any) -> None:
+    """Register the tensors among a work's outputs, where those of collectives under way may go into a graph."""
+    if c10d._allow_inflight_collective_as_graph_input():
+        for tensor in outputs:
+            if isinstance(tensor, torch.Tensor):
+                register_work(tensor, work)
 
 
 class Kernels:

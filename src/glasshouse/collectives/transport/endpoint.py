@@ -62,10 +62,7 @@ class Addresses:
     def of(self, peer: int, meanwhile: Callable[[float], None]) -> tuple[str, int, str]:
         """Return host, port and the name on its machine, or "", of a rank; wait until they are there.
 
-        Args:
-            peer: the rank.
-            meanwhile: spends so many seconds before the next look; what it raises ends the waiting. A store that does
-                not answer keeps it from being called.
+        `meanwhile` spends so many seconds before the next look; its errors end the waiting.
 
         Raises:
             CollectiveError: `collective-timeout`, it never came; `rank-lost`, the store is gone;

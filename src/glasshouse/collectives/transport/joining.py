@@ -101,7 +101,11 @@ class Joining:
         due = len(Lane) * len(self._membership.peers)
         while True:
             if not self._rendezvous.missing:
-                self._confirm()
+                for pending in self._pending:
+                    if pending.handshake.met and not pending.confirmed:
+                        pending.confirmed = True
+                        pending.to_send += pending.handshake.confirm()
+                        self._watch(pending)
             if sum(pending.handshake.done and not pending.to_send for pending in self._pending) == due:
                 return
             left = self._until - time.monotonic()
@@ -260,13 +264,6 @@ class Joining:
                 raise
             if handshake.met and not pending.confirmed:
                 return
-
-    def _confirm(self) -> None:
-        for pending in self._pending:
-            if pending.handshake.met and not pending.confirmed:
-                pending.confirmed = True
-                pending.to_send += pending.handshake.confirm()
-                self._watch(pending)
 
     def _watch(self, pending: _Pending) -> None:
         """Register the connection for the events that it can use now."""

@@ -79,12 +79,9 @@ class LocalPeer:
 
 
 class PoolExchange:
-    """Sends a peer the own send pool, and receives the peer's.
+    """Sends a peer the own send pool, and receives the peer's, on a socket past the handshake that nothing else reads.
 
-    Args:
-        connection: a Unix stream socket past the handshake, of which nothing else is read in between.
-        until: how long to wait (monotonic, s).
-        connected: whether this rank makes the acknowledgement socket.
+    The rank that `connected` makes the acknowledgement socket. It waits `until` a time (monotonic, s).
 
     Raises:
         OSError: the peer is gone, or this process has no more room for descriptors.
@@ -165,11 +162,9 @@ class PoolExchange:
 def share_pools(
     membership: Membership, connections: Mapping[int, socket.socket], until: float, undone: contextlib.ExitStack
 ) -> tuple[SendPool | None, dict[int, LocalPeer]]:
-    """Exchange send pools with the ranks of this machine.
+    """Exchange send pools with the ranks of this machine, each on a Unix stream socket past the handshake.
 
-    Args:
-        connections: for each of these ranks a Unix stream socket past the handshake.
-        undone: closes what they sent, unless the caller takes it over.
+    `undone` closes what they sent, unless the caller takes it over.
 
     Raises:
         CollectiveError: `rank-lost`, one of them is gone; `collective-timeout`, it has sent nothing.

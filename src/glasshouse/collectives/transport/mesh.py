@@ -20,13 +20,7 @@ from glasshouse.collectives.transport.send_pool import SendPool
 
 
 class Mesh:
-    """The connections and keys of one rank in one group.
-
-    Args:
-        collective: one link a peer, for the collectives.
-        p2p: one link a peer, for messages and alerts.
-        send_pool: memory that peers on this machine read frames from.
-    """
+    """The connections and keys of one rank in one group; `send_pool` is what peers on this machine read frames from."""
 
     def __init__(
         self,
