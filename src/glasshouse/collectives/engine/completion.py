@@ -6,13 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-from glasshouse.collectives.operations.exchange import Exchange
-from glasshouse.collectives.operations.point_to_point import P2PMessage
+from glasshouse.collectives.engine.failure import Submission
 from glasshouse.errors import CollectiveError
-
-Submission: TypeAlias = Exchange | P2PMessage
 
 
 class _Driver(Protocol):

@@ -16,7 +16,8 @@ from contextlib import suppress
 import torch
 
 from glasshouse.collectives.engine import failure
-from glasshouse.collectives.engine.completion import Completion, Submission
+from glasshouse.collectives.engine.completion import Completion
+from glasshouse.collectives.engine.failure import Submission
 from glasshouse.collectives.engine.progress import ProgressEngine
 from glasshouse.collectives.operations.communicator import Communicator
 from glasshouse.collectives.operations.exchange import Operation

@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 
-from glasshouse.collectives.engine.completion import Submission
 from glasshouse.collectives.operations.exchange import Exchange
+from glasshouse.collectives.operations.point_to_point import P2PMessage
 from glasshouse.collectives.operations.regions import within
 from glasshouse.collectives.protocol.alerts import REASONS, Alert
 from glasshouse.collectives.protocol.headers import HEADER_BYTES, FrameHeader, FrameKind, frame_bytes
 from glasshouse.collectives.protocol.traffic import Traffic
 from glasshouse.collectives.transport.peer_link import PeerLink
 from glasshouse.errors import Code, CollectiveError
+
+Submission: TypeAlias = Exchange | P2PMessage
 
 
 class PeerAlertError(CollectiveError):

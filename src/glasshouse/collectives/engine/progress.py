@@ -14,8 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
-from glasshouse.collectives.engine.completion import Submission
-from glasshouse.collectives.engine.failure import explain, opened
+from glasshouse.collectives.engine.failure import Submission, explain, opened
 from glasshouse.collectives.engine.poller import Poller
 from glasshouse.collectives.operations.communicator import Communicator
 from glasshouse.collectives.operations.exchange import Exchange

@@ -17,16 +17,9 @@ import torch
 from glasshouse.collectives.operations.communicator import Communicator
 from glasshouse.collectives.operations.flows import Gate, Sink
 from glasshouse.collectives.operations.regions import Span
-from glasshouse.collectives.protocol.headers import Element, ReductionCode
+from glasshouse.collectives.protocol.headers import ReductionCode
 from glasshouse.collectives.protocol.traffic import FrameOpener
 from glasshouse.errors import Code, CollectiveError
-
-ELEMENTS: dict[Any, Element] = {
-    getattr(torch, name): element
-    for element in Element
-    if element is not Element.NONE and hasattr(torch, name := element.name.lower())
-}
-"""The code of every torch.dtype that can travel."""
 
 _NARROW = frozenset({torch.float16, torch.bfloat16})
 _SUMMED = frozenset(

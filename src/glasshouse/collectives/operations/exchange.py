@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from glasshouse.collectives.operations.arithmetic import ELEMENTS
 from glasshouse.collectives.operations.communicator import Communicator
 from glasshouse.collectives.operations.flows import ChunkRun, Gate, Inflow, Outflow, SharedOutflow, Sink
-from glasshouse.collectives.operations.regions import Region, Span
+from glasshouse.collectives.operations.regions import ELEMENTS, Region, Span
 from glasshouse.collectives.protocol.group_keys import ALL, Lane
 from glasshouse.collectives.protocol.headers import (
     Algorithm,

@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from glasshouse.collectives.operations.arithmetic import ELEMENTS
 from glasshouse.collectives.operations.communicator import Communicator
 from glasshouse.collectives.operations.flows import CopySink, Inflow, Outflow
-from glasshouse.collectives.operations.regions import Region, within
+from glasshouse.collectives.operations.regions import ELEMENTS, Region, within
 from glasshouse.collectives.protocol.group_keys import Lane
 from glasshouse.collectives.protocol.headers import (
     HEADER_BYTES,

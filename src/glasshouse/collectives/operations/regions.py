@@ -12,9 +12,16 @@ from typing import Any
 import torch
 
 from glasshouse.collectives.protocol.frame_memory import bytes_of
-from glasshouse.collectives.protocol.headers import HEADER_BYTES
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, Element
 from glasshouse.collectives.protocol.traffic import FrameOpener, FrameSealer
 from glasshouse.wire.aead import Suite
+
+ELEMENTS: dict[Any, Element] = {
+    getattr(torch, name): element
+    for element in Element
+    if element is not Element.NONE and hasattr(torch, name := element.name.lower())
+}
+"""The code of every torch.dtype that can travel."""
 
 _COPIED_BYTES = 1 << 20
 

@@ -108,7 +108,7 @@ class Rendezvous:
 
         Raises:
             FormatError: not a hello, or one of another version.
-            CollectiveError: `group-mismatch`, an honest rank that does not fit, as far as that can be told apart;
+            CollectiveError: `group-mismatch`, an honest rank that does not fit, as far as that can be decided;
                 `collective-tampered`, a hello that was repeated, reflected, or brought to another rank.
         """
         hello = Hello.parse(data)

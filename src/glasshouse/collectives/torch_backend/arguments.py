@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from glasshouse.collectives.operations.arithmetic import ELEMENTS, Reduction
+from glasshouse.collectives.operations.arithmetic import Reduction
+from glasshouse.collectives.operations.regions import ELEMENTS
 from glasshouse.collectives.protocol.headers import ReductionCode
 from glasshouse.collectives.torch_backend.torch_hooks import premultiplier
 from glasshouse.errors import Code, CollectiveError

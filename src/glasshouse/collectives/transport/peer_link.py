@@ -20,7 +20,7 @@ from glasshouse.errors import CollectiveError
 _LEAST_BUFFER_BYTES = frame_bytes(4096)
 
 
-class Closed(Exception):  # noqa: N818 - an event that the engine expects, told apart from errors
+class Closed(Exception):  # noqa: N818 - an event that the engine expects, no error
     """The other end is gone."""
 
 
