@@ -92,8 +92,7 @@ def _either(
 def _system(kernel: Kernel) -> Finding:
     value = f"{os.uname().sysname} {os.uname().release} {kernel.machine}"
     good, bad = "this architecture is supported", "no system call filter exists for this architecture"
-    known = seccomp.supports(kernel.machine)
-    return _either("system", known, (value, good), (value, bad), worse=Standing.MISSING)
+    return _either("system", seccomp.supports(kernel.machine), (value, good), (value, bad), worse=Standing.MISSING)
 
 
 def _seccomp(kernel: Kernel) -> Finding:
