@@ -37,7 +37,7 @@ class GroupCommit(Executor):
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting: SimpleQueue[_Pending | None] = SimpleQueue()
+        self._waiting: SimpleQueue[_QueuedCall | None] = SimpleQueue()
         self._commit_s = 0.0
         self._thread = threading.Thread(target=self._work, name="decide")
         self._thread.start()
@@ -47,7 +47,7 @@ class GroupCommit(Executor):
     ) -> Future[Result]:
         """Call `fn` when its turn comes; the future is done once what it wrote is durable."""
         future: Future[Result] = Future()
-        self._waiting.put(_Pending(future, partial(fn, *args, **kwargs)))
+        self._waiting.put(_QueuedCall(future, partial(fn, *args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -60,10 +60,10 @@ class GroupCommit(Executor):
         while (first := self._waiting.get()) is not None and self._together(first):
             pass
 
-    def _together(self, first: _Pending) -> bool:
+    def _together(self, first: _QueuedCall) -> bool:
         """Make `first` and others that wait, commit, and answer them all; return whether there is more to come."""
-        call: _Pending | None = first
-        made: list[_Pending] = []
+        call: _QueuedCall | None = first
+        made: list[_QueuedCall] = []
         began_s = time.monotonic()
         try:
             with self._database.together() as shared:
@@ -88,7 +88,7 @@ class GroupCommit(Executor):
 
 
 @dataclass(slots=True)
-class _Pending:
+class _QueuedCall:
     """A call, and the future that waits for it."""
 
     future: Future[Any]
