@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glasshouse.attestation.measured import PARTS, Measured, References
+from glasshouse.attestation.measurements.measured import PARTS, Measured, References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.errors import Code
 from glasshouse.evidence.events import Event, EventType

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from glasshouse.attestation.measured import digest_of_part
+from glasshouse.attestation.measurements.measured import digest_of_part
 from glasshouse.errors import Code
 from glasshouse.jobs.references.released import RELEASED_TYPE, Released
 from glasshouse.wire import dsse

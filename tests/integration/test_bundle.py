@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from glasshouse.attestation.measured import Measured
-from glasshouse.attestation.measurement import measured_files
+from glasshouse.attestation.measurements.measured import Measured
+from glasshouse.attestation.measurements.measurement import measured_files
 from glasshouse.errors import Code, ExitCode, PeerError, PlatformError, UsageError
 from glasshouse.jobs.places.runtime_bundle import make_bundle, read_bundle
 from glasshouse.providers.place.bundled import install
@@ -31,8 +31,8 @@ from tools.sshd import needs_sshd, serving_ssh
 
 _MEASURE = """
 import json
-from glasshouse.attestation.measured import Measured
-from glasshouse.attestation.measurement import measured_files
+from glasshouse.attestation.measurements.measured import Measured
+from glasshouse.attestation.measurements.measurement import measured_files
 files = measured_files()
 print(json.dumps({"parts": Measured.of(files).to_json(), "start_up": list(files["start_up"])}))
 """

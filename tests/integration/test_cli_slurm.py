@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.attestation.measurement import measured_files
+from glasshouse.attestation.measurements.measurement import measured_files
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.references.known_references import add_reference

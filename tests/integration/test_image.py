@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.attestation.measured import PARTS, Measured
+from glasshouse.attestation.measurements.measured import PARTS, Measured
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.places.runtime_bundle import make_bundle
 from glasshouse.jobs.references.image import image_files
@@ -28,7 +28,7 @@ NAME = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 LIBRARY = f"usr/local/lib/{NAME}"
 _MEASURE = """
 import json
-from glasshouse.attestation.measurement import measured_files
+from glasshouse.attestation.measurements.measurement import measured_files
 print(json.dumps({part: {name: one.hex() for name, one in of.items()} for part, of in measured_files().items()}))
 """
 _SITES = "import json, site; print(json.dumps(site.getsitepackages()))"

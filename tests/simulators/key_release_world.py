@@ -13,7 +13,7 @@ from typing import Any
 from glasshouse.attestation.claims import Claims, ContainerSource, composite
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, Blob, Evidence
 from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
-from glasshouse.attestation.measured import References
+from glasshouse.attestation.measurements.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.handshake.broker_side import (
     Appraisal,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from glasshouse.attestation.measured import PARTS, Measured
+from glasshouse.attestation.measurements.measured import PARTS, Measured
 
 __all__ = ["measured"]
 

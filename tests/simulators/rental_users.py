@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glasshouse.attestation.measurement import measured_files
+from glasshouse.attestation.measurements.measurement import measured_files
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.references.known_references import add_reference
 from simulators.command_line import Shell

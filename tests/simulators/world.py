@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
-from glasshouse.attestation.measured import References
+from glasshouse.attestation.measurements.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.roots import software
 from glasshouse.errors import Code

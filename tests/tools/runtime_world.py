@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from glasshouse.attestation.claims import ContainerSource
-from glasshouse.attestation.measured import Measured, References
-from glasshouse.attestation.measurement import measure_runtime
+from glasshouse.attestation.measurements.measured import Measured, References
+from glasshouse.attestation.measurements.measurement import measure_runtime
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.api.owner_calls import LaunchRequest
 from glasshouse.broker.client.broker_process import BrokerProcess

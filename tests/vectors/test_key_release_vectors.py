@@ -15,7 +15,7 @@ import pytest
 
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.ear import Ear
-from glasshouse.attestation.measured import Measured
+from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.errors import Code, GlasshouseError, PeerError
 from glasshouse.handshake.broker_side import (

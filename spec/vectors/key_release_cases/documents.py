@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from glasshouse.attestation.evidence import EVIDENCE_TYPE
-from glasshouse.attestation.measured import Measured
+from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.handshake.delegation import DELEGATION_TYPE, Delegation
 from glasshouse.handshake.messages import ChallengeRequest
 from glasshouse.wire import dsse

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.hardening import HardeningReport, consistent, missing
-from glasshouse.attestation.measured import Measured, References
+from glasshouse.attestation.measurements.measured import Measured, References
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.errors import Code
 from glasshouse.wire.policy import Assurance, Profile

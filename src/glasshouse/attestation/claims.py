@@ -13,7 +13,7 @@ from typing import Annotated
 
 from glasshouse.attestation.confirmation import CONFIRMATION, Confirmed
 from glasshouse.attestation.hardening import HardeningReport
-from glasshouse.attestation.measured import Measured
+from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import hpke, jwt
 from glasshouse.wire.canonical import Json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from glasshouse.attestation.measured import References
+from glasshouse.attestation.measurements.measured import References
 from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile

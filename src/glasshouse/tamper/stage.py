@@ -13,7 +13,7 @@ from typing import Protocol
 
 from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
-from glasshouse.attestation.measured import PARTS, Measured, References
+from glasshouse.attestation.measurements.measured import PARTS, Measured, References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.api.owner_calls import LaunchRequest
 from glasshouse.broker.client.broker_process import BrokerProcess

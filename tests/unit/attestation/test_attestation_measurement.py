@@ -16,14 +16,14 @@ import cryptography
 import pytest
 
 import glasshouse
-from glasshouse.attestation import measurement
-from glasshouse.attestation.measured import PARTS, Measured
-from glasshouse.attestation.measurement import measure_environment, measure_runtime, measured_files
+from glasshouse.attestation.measurements import measurement
+from glasshouse.attestation.measurements.measured import PARTS, Measured
+from glasshouse.attestation.measurements.measurement import measure_environment, measure_runtime, measured_files
 from glasshouse.errors import Code, PlatformError
 
 STDLIB = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _PRINT = """
-from glasshouse.attestation.measurement import measure_environment, measure_runtime
+from glasshouse.attestation.measurements.measurement import measure_environment, measure_runtime
 print(measure_runtime().sha256.hex(), measure_environment().hex())
 """
 
@@ -62,7 +62,8 @@ def test_every_module_that_the_protocol_loads_is_measured(tmp_path: Path) -> Non
     """A module that came from anywhere else would be code with keys in reach that nobody judged."""
     code = """
 import sys
-import glasshouse.handshake.runtime_side, glasshouse.handshake.broker_side, glasshouse.attestation.measurement
+import glasshouse.handshake.runtime_side, glasshouse.handshake.broker_side
+import glasshouse.attestation.measurements.measurement
 import glasshouse.package.grant, glasshouse.evidence.log, glasshouse.wire.hpke
 for name, module in sorted(sys.modules.items()):
     path = getattr(module, "__file__", None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from glasshouse.attestation.measured import PARTS, References
+from glasshouse.attestation.measurements.measured import PARTS, References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.errors import Code, FormatError, GlasshouseError, RefusedError
 from glasshouse.handshake.broker_side import DeploymentRecord

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from glasshouse.attestation.claims import ContainerSource
-from glasshouse.attestation.measured import References
+from glasshouse.attestation.measurements.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.api.owner_calls import LaunchRequest
 from glasshouse.broker.client.owner_client import OwnerClient, request

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.attestation.measured import References
+from glasshouse.attestation.measurements.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.client.gate_client import GateClient
 from glasshouse.broker.client.owner_client import OwnerClient, Reply
 from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError, UsageError, VerificationError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.signed_policy import SignedPolicy
-from glasshouse.jobs.supervise.mint import mint
+from glasshouse.jobs.gates.mint import mint
 from glasshouse.package.layout import key_commitment
 from glasshouse.tamper.stage import Actor, Owner, clock_us
 from glasshouse.wire.base64url import b64encode

@@ -10,7 +10,7 @@ import pytest
 from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.evidence import Blob
 from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
-from glasshouse.attestation.measured import PARTS
+from glasshouse.attestation.measurements.measured import PARTS
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.handshake import broker_side
 from glasshouse.handshake.broker_side import CheckFailedError

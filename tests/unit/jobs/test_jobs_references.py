@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from glasshouse.attestation.measured import PARTS, Measured, References
-from glasshouse.attestation.measurement import measured_files
+from glasshouse.attestation.measurements.measured import PARTS, Measured, References
+from glasshouse.attestation.measurements.measurement import measured_files
 from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError, UsageError
 from glasshouse.jobs.define.jobfile import Deployment
 from glasshouse.jobs.define.package_records import PackageRecord

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from glasshouse.attestation.measured import Measured, References
-from glasshouse.attestation.measurement import measured_files
+from glasshouse.attestation.measurements.measured import Measured, References
+from glasshouse.attestation.measurements.measurement import measured_files
 from glasshouse.cli import app as cli
 from glasshouse.errors import Code, ExitCode, UsageError, VerificationError
 from glasshouse.jobs.owner.home import Home

@@ -22,8 +22,8 @@ from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
+from glasshouse.jobs.places import relocate
 from glasshouse.jobs.places.rental_journal import Attempt, Journal, Rental, Step
-from glasshouse.jobs.supervise import relocate
 from simulators.rental_world import offer
 
 KEYS = {"ab" * 16: b"1" * 32, "cd" * 16: b"2" * 32}

@@ -19,8 +19,7 @@ import pytest
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.providers.place.slurm_node import SlurmNode, batch_script
 from glasshouse.providers.protocol.order import Order
-from glasshouse.providers.serve import facts, node
-from glasshouse.providers.serve import server as serve
+from glasshouse.providers.serve import facts, node, server
 from glasshouse.providers.serve.keeper import KEEPER, started_ticks
 from glasshouse.providers.serve.node import NODE
 from glasshouse.providers.serve.runs import Run
@@ -183,11 +182,11 @@ def test_a_folder_that_is_there_is_not_taken_over(tmp_path: Path, capsys: pytest
 
 def test_a_place_ends_when_nothing_is_heard_of_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a line is not always told: a step outlives the `srun` that was killed."""
-    monkeypatch.setattr(serve, "_SILENT_S", 0.2)
+    monkeypatch.setattr(server, "_SILENT_S", 0.2)
     reader, held = os.pipe()
     told, writer = os.pipe()
     try:
-        serve.serve(tmp_path / "place", "ab" * 8, reader=reader, writer=writer)
+        server.PlaceServer(tmp_path / "place", reader, writer).serve()
     finally:
         for descriptor in (reader, held, told, writer):
             os.close(descriptor)

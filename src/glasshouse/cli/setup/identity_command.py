@@ -18,8 +18,8 @@ from glasshouse.cli.options import (
 )
 from glasshouse.jobs.owner.files import is_there, read_bounded, write_private
 from glasshouse.jobs.owner.owner_identity import Identity, is_encrypted, read_private, read_public
+from glasshouse.jobs.places.relocate import relocate
 from glasshouse.jobs.results.exported import public_pem
-from glasshouse.jobs.supervise.relocate import relocate
 from glasshouse.wire.hpke import recipient_id
 from glasshouse.wire.signing import key_id
 

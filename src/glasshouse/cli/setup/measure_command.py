@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.attestation.measured import Measured
+from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.cli.options import HomeOptions
 from glasshouse.cli.show.output import printable
 from glasshouse.jobs.references.known_references import differences, measured_at, reference

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from glasshouse.attestation.measured import PARTS, Measured
+from glasshouse.attestation.measurements.measured import PARTS, Measured
 from glasshouse.cli.options import Force, HomeOptions, OwnerOptions
 from glasshouse.cli.setup.named import list_and_remove
 from glasshouse.errors import Code, UsageError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from glasshouse.attestation.measured import MAX_REFERENCES
+from glasshouse.attestation.measurements.measured import MAX_REFERENCES
 from glasshouse.attestation.policy import MAX_DURATION_S, MAX_LEASE_S, MAX_RELEASES
 from glasshouse.attestation.roots.root_table import REACHABLE
 from glasshouse.errors import Code, FormatError, UsageError

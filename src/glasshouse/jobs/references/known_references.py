@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from glasshouse.attestation.measured import PARTS, Measured, References, digest_of_part
-from glasshouse.attestation.measurement import measure_runtime, measured_files
+from glasshouse.attestation.measurements.measured import PARTS, Measured, References, digest_of_part
+from glasshouse.attestation.measurements.measurement import measure_runtime, measured_files
 from glasshouse.errors import Code, FormatError, PeerError, RefusedError, UsageError
 from glasshouse.jobs.owner.files import MAX_STATE_BYTES, is_there, private_folder, read_bounded, write_private
 from glasshouse.jobs.owner.home import Home

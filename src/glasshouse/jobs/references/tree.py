@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Lock
 from types import TracebackType
 
-from glasshouse.attestation.installation import Disk
+from glasshouse.attestation.measurements.installation import Disk
 from glasshouse.jobs.owner.files import descend
 
 BROUGHT = "/\0brought"

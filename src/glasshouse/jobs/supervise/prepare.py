@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glasshouse.attestation.measured import References
+from glasshouse.attestation.measurements.measured import References
 from glasshouse.attestation.policy import MAX_LEASE_S, MAX_RELEASES, DeploymentPolicy
 from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, UsageError
@@ -20,6 +20,7 @@ from glasshouse.jobs.define.jobfile import Deployment, check_reachable
 from glasshouse.jobs.define.package_records import GivenTo, PackageRecord
 from glasshouse.jobs.define.seal_job import public_part
 from glasshouse.jobs.gates.known_gates import audit_gate
+from glasshouse.jobs.gates.mint import mint
 from glasshouse.jobs.gates.run_broker import Broker, relay_of
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.keystore import KeyStore
@@ -29,7 +30,6 @@ from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
 from glasshouse.jobs.references.known_references import accepted as references_of
 from glasshouse.jobs.references.known_references import check_places
 from glasshouse.jobs.supervise.machine_check import check_machine
-from glasshouse.jobs.supervise.mint import mint
 from glasshouse.package.limits import OutputLimits
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Package

@@ -51,14 +51,10 @@ _T = TypeVar("_T")
 
 
 class RunPod(RestProvider):
-    """An account at RunPod; see `Provider`.
-
-    Attributes:
-        quiet_s: a stream of output that has been silent for so long has nothing more for now.
-    """
+    """An account at RunPod; see `Provider`."""
 
     name, title, usual_url = "runpod", "RunPod", "https://api.runpod.io"
-    quiet_s = 2.0
+    quiet_s = 2.0  # a stream of output that has been silent for so long has nothing more for now
 
     def offers(self, options: Options) -> list[Offer]:
         """Return what fits, the cheapest first; RunPod's interface has no spot pods."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 
-from glasshouse.errors import ExitCode, GlasshouseError
-from glasshouse.providers.serve.server import OWN_FOLDER, serve
+from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError
+from glasshouse.providers.protocol.messages import GREETING, VERSION
+from glasshouse.providers.serve.server import OWN_FOLDER, PlaceServer
+
+_NONCE = re.compile(r"[0-9a-f]{16,64}")
 
 
 def main(arguments: list[str]) -> int:
@@ -20,7 +24,7 @@ def main(arguments: list[str]) -> int:
     usual = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "glasshouse-place"
     folder = usual if arguments[0] == OWN_FOLDER else Path(arguments[0]).expanduser().absolute()
     try:
-        serve(folder, arguments[1])
+        _serve(folder, arguments[1])
     except GlasshouseError as error:
         sys.stderr.write(f"{error.message}\n")
         return error.exit_code
@@ -28,6 +32,18 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"the folder {folder} there cannot be used: {error.strerror}\n")
         return ExitCode.RUN_FAILED
     return ExitCode.DONE
+
+
+def _serve(folder: Path, nonce: str, *, reader: int = 0, writer: int = 1) -> None:
+    """Greet with the owner's nonce, and answer until the channel ends; raises `UsageError` without a nonce."""
+    if not _NONCE.fullmatch(nonce):
+        raise UsageError(Code.USAGE, "a place is served for a program: glasshouse run JOB --on MACHINE")
+    place = PlaceServer(folder, reader, writer)
+    os.set_blocking(writer, True)
+    # On a line of its own, whatever a login has printed before.
+    os.write(writer, f"\n{GREETING} {VERSION} {nonce}\n".encode())
+    os.set_blocking(writer, False)
+    place.serve()
 
 
 if __name__ == "__main__":

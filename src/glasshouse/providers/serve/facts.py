@@ -37,8 +37,8 @@ _MODULE = re.compile(r"Kernel Module\s+(?:for \S+\s+)?([0-9][0-9.]*)")
 _ANOTHER = "name a folder on a disk of that machine: glasshouse machine add --folder"
 _MEASURE = """
 import json
-from glasshouse.attestation.measured import Measured
-from glasshouse.attestation.measurement import measured_files
+from glasshouse.attestation.measurements.measured import Measured
+from glasshouse.attestation.measurements.measurement import measured_files
 found = measured_files()
 files = {f"{part}/{name}": digest.hex() for part in found for name, digest in found[part].items()}
 print(json.dumps({"files": files, "measurement": Measured.of(found).to_json()}))

@@ -10,28 +10,24 @@ import contextlib
 import json
 import os
 import re
-import select
 import shutil
 import signal
-import socket
 import stat
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.providers.protocol.order import Order
 from glasshouse.providers.serve.keeper import ENDED, KEEPER, LOG, ORDER, SCRATCH, boot, relay_of, started_ticks
-from glasshouse.providers.serve.node import NODE
+from glasshouse.providers.serve.start_keeper import START_S, start_keeper
 
 RUN = re.compile(r"[0-9a-f]{32}")
 _PACKAGE, OUT = "package.sealed", "out"
 MOST_FILES = 500
-_START_S, _POLL_S = 30.0, 0.05
-_MAX_ANSWER_BYTES = 4096
+_POLL_S = 0.05
 _SETTLED_S = 60.0
 _NEVER = -1
 
@@ -109,7 +105,7 @@ class Run:
                     with contextlib.suppress(FileExistsError):
                         os.link(package, self._folder / _PACKAGE)
                     package = self._folder / _PACKAGE
-                return _keep(self._folder, self._command(order, package), launch)
+                return start_keeper(self._folder, self._command(order, package), launch)
             except BaseException:
                 (self._folder / ORDER).unlink()  # nothing goes on: it may be tried again
                 raise
@@ -134,7 +130,7 @@ class Run:
         return True
 
     def _started_before(self, text: str) -> int:
-        deadline_s = time.monotonic() + _START_S
+        deadline_s = time.monotonic() + START_S
         while (keeper := self._keeper()) is None and self.started and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)  # another process starts it at this moment
         if keeper is None or (self._folder / ORDER).read_text() != text:
@@ -285,75 +281,3 @@ class Run:
     @staticmethod
     def _lives(keeper: dict[str, int], pid: str, started: str) -> bool:
         return started_ticks(keeper[pid]) == keeper[started]
-
-
-def _keep(folder: Path, command: Sequence[str], launch: bytes) -> int:
-    """Start a keeper, which starts the runtime; returns the runtime's process id."""
-    argv = [sys.executable, "-I", "-B", "-m", "glasshouse.providers.serve.keeper", str(folder), *command]
-    theirs_in, ours_out = os.pipe()
-    ours_in, theirs_out = os.pipe()
-    with os.fdopen(ours_out, "wb", buffering=0) as stdin, os.fdopen(ours_in, "rb") as stdout:
-        try:
-            pid = _spawn(argv, folder.parents[1] / NODE, theirs_in, theirs_out)
-            keeper = os.pidfd_open(pid)
-        finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
-        try:
-            ready, _, _ = select.select([stdout], [], [], _START_S)
-            pid = _pid_in(stdout.readline() if ready else b"")
-            # A pipe holds a whole launch file, so this never waits for its reader.
-            with contextlib.suppress(BrokenPipeError):
-                stdin.write(launch)
-        except PlatformError:
-            # Without a launch file a runtime that it may have started ends by itself.
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(keeper, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitid(os.P_PIDFD, keeper, os.WEXITED)
-            raise
-        finally:
-            os.close(keeper)
-    return pid
-
-
-def _spawn(argv: list[str], node: Path, stdin: int, stdout: int) -> int:
-    """Start a keeper as a child of this process, or of the one that holds this node of a job; return its process id.
-
-    Raises:
-        OSError, PlatformError: it cannot be.
-    """
-    if node.is_socket():  # what this process starts would end with its step
-        return _ask_holder(node, argv, stdin, stdout)
-    keeper = subprocess.Popen(
-        argv,
-        stdin=stdin,
-        stdout=stdout,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        start_new_session=True,  # it outlives the connection
-        umask=0o077,
-    )
-    # It outlives this process, which does not wait for it.
-    keeper.returncode = 0
-    return keeper.pid
-
-
-def _ask_holder(node: Path, argv: list[str], stdin: int, stdout: int) -> int:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holder:
-        holder.settimeout(_START_S)
-        holder.connect(str(node))
-        socket.send_fds(holder, [json.dumps({"keeper": argv}).encode()], [stdin, stdout])
-        return _pid_in(holder.recv(_MAX_ANSWER_BYTES))
-
-
-def _pid_in(line: bytes) -> int:
-    """Return the process id that a keeper named; raises `PlatformError`."""
-    try:
-        answer = json.loads(line)
-        why = answer.get("error", "its keeper did not answer")
-        if "pid" in answer:
-            return int(answer["pid"])
-    except (ValueError, TypeError, AttributeError):
-        why = "its keeper did not answer"
-    raise PlatformError(Code.PLATFORM, f"the runtime cannot be started there: {why}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import selectors
 import socket
@@ -26,9 +25,7 @@ from glasshouse.providers.protocol.link import Link
 from glasshouse.providers.protocol.messages import (
     ASKS,
     FIRST_CALL,
-    GREETING,
     MAX_MESSAGE_CHARS,
-    VERSION,
     message,
     read_message,
     read_request,
@@ -43,7 +40,6 @@ from glasshouse.wire.canonical import Json
 
 OWN_FOLDER = "-"
 
-_NONCE = re.compile(r"[0-9a-f]{16,64}")
 _MAX_REQUESTS = 16
 _RAW_S = 0.05
 _STUCK_S = 60.0
@@ -342,24 +338,3 @@ class PlaceServer:
         if package is not None:
             self._uploads.drop(package)
         return ()
-
-
-def serve(folder: Path, nonce: str, *, reader: int = 0, writer: int = 1) -> None:
-    """Greet, and answer until the channel ends.
-
-    Args:
-        folder: the place's.
-        nonce: the owner's, for the greeting.
-        reader, writer: the channel.
-
-    Raises:
-        UsageError: `usage`: no nonce.
-    """
-    if not _NONCE.fullmatch(nonce):
-        raise UsageError(Code.USAGE, "a place is served for a program: glasshouse run JOB --on MACHINE")
-    place = PlaceServer(folder, reader, writer)
-    os.set_blocking(writer, True)
-    # On a line of its own, whatever a login has printed before.
-    os.write(writer, f"\n{GREETING} {VERSION} {nonce}\n".encode())
-    os.set_blocking(writer, False)
-    place.serve()

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from glasshouse.attestation.claims import Gpu
 from glasshouse.attestation.hardening import HardeningReport
-from glasshouse.attestation.measured import Measured
+from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.errors import Code, ExitCode, GlasshouseError, InternalError, PlatformError, RefusedError, RunError
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.log import EventLog

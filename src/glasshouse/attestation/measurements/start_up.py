@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-from glasshouse.attestation.installation import SUFFIXES, Disk, Installation, files_below
+from glasshouse.attestation.measurements.installation import SUFFIXES, Disk, Installation, files_below
 
 _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
 # Wherever in a `.pth` file it stands: what ends a line there is not the same for every version of Python.

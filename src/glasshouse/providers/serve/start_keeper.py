@@ -1,0 +1,102 @@
+"""Starts the process that stays with a runtime, as this process's child or as a child of a job's node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from glasshouse.errors import Code, PlatformError
+from glasshouse.providers.serve.node import NODE
+
+START_S = 30.0
+
+_MAX_ANSWER_BYTES = 4096
+
+
+def start_keeper(folder: Path, command: Sequence[str], launch: bytes) -> int:
+    """Start a keeper, which starts the runtime; returns the runtime's process id.
+
+    Args:
+        folder: the run's.
+        command: the runtime's.
+        launch: the launch file, for the runtime's standard input.
+
+    Raises:
+        OSError, PlatformError: it cannot be started.
+    """
+    argv = [sys.executable, "-I", "-B", "-m", "glasshouse.providers.serve.keeper", str(folder), *command]
+    theirs_in, ours_out = os.pipe()
+    ours_in, theirs_out = os.pipe()
+    with os.fdopen(ours_out, "wb", buffering=0) as stdin, os.fdopen(ours_in, "rb") as stdout:
+        try:
+            pid = _spawn(argv, folder.parents[1] / NODE, theirs_in, theirs_out)
+            keeper = os.pidfd_open(pid)
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        try:
+            ready, _, _ = select.select([stdout], [], [], START_S)
+            pid = _pid_in(stdout.readline() if ready else b"")
+            # A pipe holds a whole launch file, so this never waits for its reader.
+            with contextlib.suppress(BrokenPipeError):
+                stdin.write(launch)
+        except PlatformError:
+            # Without a launch file a runtime that it may have started ends by itself.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(keeper, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, keeper, os.WEXITED)
+            raise
+        finally:
+            os.close(keeper)
+    return pid
+
+
+def _spawn(argv: list[str], node: Path, stdin: int, stdout: int) -> int:
+    """Start a keeper as a child of this process, or of the one that holds this node of a job; return its process id.
+
+    Raises:
+        OSError, PlatformError: it cannot be.
+    """
+    if node.is_socket():  # what this process starts would end with its step
+        return _ask_holder(node, argv, stdin, stdout)
+    keeper = subprocess.Popen(
+        argv,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,  # it outlives the connection
+        umask=0o077,
+    )
+    # It outlives this process, which does not wait for it.
+    keeper.returncode = 0
+    return keeper.pid
+
+
+def _ask_holder(node: Path, argv: list[str], stdin: int, stdout: int) -> int:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holder:
+        holder.settimeout(START_S)
+        holder.connect(str(node))
+        socket.send_fds(holder, [json.dumps({"keeper": argv}).encode()], [stdin, stdout])
+        return _pid_in(holder.recv(_MAX_ANSWER_BYTES))
+
+
+def _pid_in(line: bytes) -> int:
+    """Return the process id that a keeper named; raises `PlatformError`."""
+    try:
+        answer = json.loads(line)
+        why = answer.get("error", "its keeper did not answer")
+        if "pid" in answer:
+            return int(answer["pid"])
+    except (ValueError, TypeError, AttributeError):
+        why = "its keeper did not answer"
+    raise PlatformError(Code.PLATFORM, f"the runtime cannot be started there: {why}")
