@@ -75,7 +75,7 @@ def test_a_session_of_real_workers_leaves_all_that_a_reader_computes_from(tmp_pa
     assert "n=1, no interval" in verdict.sentence
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_planted_in_one_of_two_raw_workers_is_found(tmp_path: Path) -> None:
     planted = Planted(step_ppm=2_000_000, bunched_ns=0)
     sealed = replace(design(Mode.NULL, sessions=3), length_ns=4 * 10**9, slot_ns=150 * 10**6, planted=planted, steps=2)
@@ -115,7 +115,7 @@ for step in itertools.count(1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("interrupted", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_script_without_a_target_is_measured_in_whole_processes(tmp_path: Path, interrupted: bool) -> None:
     owner = Identity.generate()
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -141,7 +141,7 @@ def test_a_script_without_a_target_is_measured_in_whole_processes(tmp_path: Path
     assert last == (Outcome.DIED if interrupted else Outcome.COMPLETE).value
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_arms_are_profiled_in_one_session_and_did_the_same_work(tmp_path: Path) -> None:
     sealed = replace(design(Mode.INTERLEAVED), slot_ns=150 * 10**6)
     with Stop() as stop, Stage(lambda folder: builtin("mlp", folder, device="cpu"), identity=Identity.generate()) as at:

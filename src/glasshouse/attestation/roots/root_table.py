@@ -19,7 +19,7 @@ class Root:
     """A root of trust.
 
     Attributes:
-        kind: as blobs name it, and the module in `attestation.roots` and `runtime.roots`.
+        kind: as blobs name it; its modules in `attestation.roots` and `runtime.roots` have `_` for each `-`.
         devices: the nodes in /dev, one of which a machine that has it shows; globs.
         appraise: None for one that this version does not have.
     """
