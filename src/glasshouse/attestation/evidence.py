@@ -63,17 +63,11 @@ class Evidence(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedEvidence:
-    """A parsed evidence message whose signatures have **not** been checked yet.
-
-    Attributes:
-        envelope: the DSSE envelope.
-        evidence: its payload.
-        sha256: the evidence digest: SHA-256 of the message as it travelled.
-    """
+    """A parsed evidence message whose signatures have **not** been checked yet."""
 
     envelope: dsse.Envelope
     evidence: Evidence
-    sha256: bytes
+    sha256: bytes  # the evidence digest: SHA-256 of the message as it travelled
 
     @classmethod
     def parse(cls, message: bytes) -> SignedEvidence:
@@ -87,19 +81,12 @@ class SignedEvidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvidenceEnvelope:
-    """An evidence message whose payload was not parsed: what it costs does not depend on what a stranger wrote in it.
+    """An evidence message whose payload was not parsed: its cost does not depend on what a stranger wrote in it."""
 
-    Attributes:
-        message: as it travelled.
-        envelope: the DSSE envelope.
-        nonce: the challenge that the payload names.
-        evidence_public: the evidence key that the payload names.
-    """
-
-    message: bytes
+    message: bytes  # as it travelled
     envelope: dsse.Envelope
-    nonce: bytes
-    evidence_public: bytes
+    nonce: bytes  # the challenge that the payload names
+    evidence_public: bytes  # the evidence key that the payload names
 
     @classmethod
     def open(cls, message: bytes) -> EvidenceEnvelope:

@@ -63,17 +63,11 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Appraisal:
-    """Evidence that passed checks 1 and 3 to 12.
+    """Evidence that passed checks 1 and 3 to 12."""
 
-    Attributes:
-        claims: the claims, verified as far as their level goes.
-        evidence_sha256: the digest of the evidence message.
-        root: what its root of trust amounts to.
-    """
-
-    claims: Claims
-    evidence_sha256: bytes
-    root: Appraised
+    claims: Claims  # verified as far as their level goes
+    evidence_sha256: bytes  # of the evidence message
+    root: Appraised  # what its root of trust amounts to
 
 
 def make_challenge(nonce: bytes, deployment: str, *, now_us: int, lifetime_us: int) -> Challenge:

@@ -24,23 +24,16 @@ class GroupState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupRecord:
-    """What the broker's store holds of a group.
+    """What the broker's store holds of a group."""
 
-    Attributes:
-        id: 32 bytes.
-        deployment: of all its launches.
-        machines, ranks: as its owner announced it.
-        state: where it is.
-        deadline_us: until when all must have been accepted; None before the first was.
-        culprit, code: of a refused group: which machine, and why.
-    """
-
-    id: bytes
-    deployment: str
+    id: bytes  # 32 bytes
+    deployment: str  # of all its launches
+    # As its owner announced it.
     machines: int
     ranks: int
     state: GroupState
-    deadline_us: int | None = None
+    deadline_us: int | None = None  # until when all must have been accepted; None before the first was
+    # Of a refused group: which machine, and why.
     culprit: int | None = None
     code: Code | None = None
 

@@ -56,17 +56,11 @@ class _Claims(Record, name="owner request"):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnerRequest:
-    """What was asked for, and by which owner.
+    """What was asked for, and by which owner."""
 
-    Attributes:
-        owner: their public signing key.
-        body_sha256: of the body that belongs to it.
-        serial_us: when it was made; an owner's requests have it in ascending order, none twice.
-    """
-
-    owner: bytes
-    body_sha256: bytes
-    serial_us: int
+    owner: bytes  # their public signing key
+    body_sha256: bytes  # of the body that belongs to it
+    serial_us: int  # when it was made; an owner's requests have it in ascending order, none twice
 
 
 def sign_request(

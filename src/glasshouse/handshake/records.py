@@ -17,24 +17,17 @@ class DeploymentRecord:
     """What the owner recorded of a deployment.
 
     Law: a record whose policy loosens its floor does not exist.
-
-    Attributes:
-        deployment: its id.
-        package_id, manifest_sha256, key_commitment: the package.
-        floor: the floor that the owner signed into the manifest.
-        policy: what this deployment demands.
-        revoked: whether the package's key may no longer be released.
-        delegation: what the package's owner lets this broker do now; None when there is no delegation.
     """
 
-    deployment: str
+    deployment: str  # its id
+    # The package.
     package_id: str
     manifest_sha256: bytes
     key_commitment: bytes
-    floor: Floor
-    policy: DeploymentPolicy
-    revoked: bool
-    delegation: Delegation | None
+    floor: Floor  # the floor that the owner signed into the manifest
+    policy: DeploymentPolicy  # what this deployment demands
+    revoked: bool  # whether the package's key may no longer be released
+    delegation: Delegation | None  # what the package's owner lets this broker do now; None when there is no delegation
 
     def __post_init__(self) -> None:
         self.policy.tightens(self.floor)
@@ -52,27 +45,19 @@ class DeploymentRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchRecord:
-    """What the owner recorded of one launch.
+    """What the owner recorded of one launch."""
 
-    Attributes:
-        jti: the token's id.
-        deployment, run_id: what was launched.
-        container_id, container_source: where.
-        launch_public: the launch key.
-        expires_us: the end of the token's validity.
-        created_us: when it was recorded; nothing of it is dated before.
-        group: its place among the machines of one group; None for an ordinary run.
-    """
-
-    jti: str
+    jti: str  # the token's id
+    # What was launched.
     deployment: str
     run_id: str
+    # Where.
     container_id: str
     container_source: ContainerSource
-    launch_public: bytes
-    expires_us: int
-    created_us: int = 0
-    group: Group | None = None
+    launch_public: bytes  # the launch key
+    expires_us: int  # the end of the token's validity
+    created_us: int = 0  # when it was recorded; nothing of it is dated before
+    group: Group | None = None  # its place among the machines of one group; None for an ordinary run
 
 
 @lru_cache(maxsize=128)

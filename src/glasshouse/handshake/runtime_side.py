@@ -25,18 +25,13 @@ CLOCK_LEEWAY_S = 600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedRelease:
-    """A release that may be opened.
+    """A release that may be opened."""
 
-    Attributes:
-        ear, ear_text: the attestation result, parsed and as it travelled.
-        sealed_key: for `RecipientKey.open`.
-        info: the HPKE `info` to open it under.
-    """
-
+    # The attestation result, parsed and as it travelled.
     ear: Ear
     ear_text: str
-    sealed_key: bytes
-    info: bytes
+    sealed_key: bytes  # for `RecipientKey.open`
+    info: bytes  # the HPKE `info` to open it under
 
 
 def challenge_request(launch: LaunchFile) -> bytes:

@@ -61,31 +61,18 @@ class Disk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Installation:
-    """Where an interpreter and its packages lie, before their files are read.
+    """Where an interpreter and its packages lie, before their files are read."""
 
-    Attributes:
-        disk: where all of it lies.
-        programs: the paths that it may have been started by; a `._pth` file beside one of them is obeyed.
-        python: the file that is the interpreter.
-        version: its major and minor version.
-        stdlib: the folder of its standard library.
-        modules: top-level names of the standard library, in any build of that version.
-        standard: those for which another directory is not asked.
-        sites: its site directories, in the order of the search path.
-        packages: the folders of `blake3`, `cryptography` and `glasshouse`.
-        foreign: the file of `_cffi_backend`, where there is one.
-    """
-
-    disk: Disk
-    programs: frozenset[str]
-    python: str
-    version: tuple[int, int]
-    stdlib: str
-    modules: frozenset[str]
-    standard: frozenset[str]
-    sites: tuple[str, ...]
-    packages: Mapping[str, str]
-    foreign: str | None
+    disk: Disk  # where all of it lies
+    programs: frozenset[str]  # the paths that it may have been started by; a `._pth` file beside one of them is obeyed
+    python: str  # the file that is the interpreter
+    version: tuple[int, int]  # its major and minor version
+    stdlib: str  # the folder of its standard library
+    modules: frozenset[str]  # top-level names of the standard library, in any build of that version
+    standard: frozenset[str]  # those for which another directory is not asked
+    sites: tuple[str, ...]  # its site directories, in the order of the search path
+    packages: Mapping[str, str]  # the folders of `blake3`, `cryptography` and `glasshouse`
+    foreign: str | None  # the file of `_cffi_backend`, where there is one
 
 
 def files_below(

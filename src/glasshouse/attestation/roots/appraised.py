@@ -14,17 +14,11 @@ from glasshouse.wire.canonical import Json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Appraised:
-    """What the evidence of a root amounts to.
+    """What the evidence of a root amounts to."""
 
-    Attributes:
-        status: its tier, that of the vector.
-        vector: AR4SI trustworthiness claims.
-        claims: what the root states about the machine.
-    """
-
-    status: EarStatus
-    vector: Mapping[str, int]
-    claims: Mapping[str, Json] = field(default_factory=dict)
+    status: EarStatus  # its tier, that of the vector
+    vector: Mapping[str, int]  # AR4SI trustworthiness claims
+    claims: Mapping[str, Json] = field(default_factory=dict)  # what the root states about the machine
 
 
 class Appraise(Protocol):

@@ -16,34 +16,21 @@ from glasshouse.wire.policy import Assurance
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Root:
-    """A root of trust.
+    """A root of trust."""
 
-    Attributes:
-        kind: as blobs name it; its modules in `attestation.roots` and `runtime.roots` have `_` for each `-`.
-        devices: the nodes in /dev, one of which a machine that has it shows; globs.
-        appraise: None for one that this version does not have.
-    """
-
-    kind: str
-    devices: tuple[str, ...] = ()
-    appraise: Appraise | None = None
+    kind: str  # as blobs name it; its modules in `attestation.roots` and `runtime.roots` have `_` for each `-`
+    devices: tuple[str, ...] = ()  # the nodes in /dev, one of which a machine that has it shows; globs
+    appraise: Appraise | None = None  # None for one that this version does not have
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """A level of assurance.
+    """A level of assurance."""
 
-    Attributes:
-        assurance: its name.
-        stands: what stands behind the evidence, and what a host can still do.
-        proves: what a verified receipt shows to whom; empty for a level that cannot be reached.
-        roots: any of them reaches it.
-    """
-
-    assurance: Assurance
-    stands: str
-    proves: str = ""
-    roots: tuple[Root, ...]
+    assurance: Assurance  # its name
+    stands: str  # what stands behind the evidence, and what a host can still do
+    proves: str = ""  # what a verified receipt shows to whom; empty for a level that cannot be reached
+    roots: tuple[Root, ...]  # any of them reaches it
 
 
 LEVELS = {

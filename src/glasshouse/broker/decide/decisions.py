@@ -46,20 +46,13 @@ class Effect(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What an authentic message leaves to be decided.
+    """What an authentic message leaves to be decided."""
 
-    Attributes:
-        decide: answers it, on the deciding thread.
-        effect: on the standing of its address; a message that was answered before is charged, for anyone on the way
-            can play its recording again.
-        repeats: of `Effect.NOTHING`: what is repeated, by a name of its own.
-        every_us: how often, in microseconds.
-    """
-
-    decide: Callable[[], ApiAnswer]
+    decide: Callable[[], ApiAnswer]  # answers it, on the deciding thread
+    # On the standing of its address; what was answered before is charged: anyone on the way can repeat a recording.
     effect: Effect = Effect.CREDIT
-    repeats: str = ""
-    every_us: int = PACE_US
+    repeats: str = ""  # of `Effect.NOTHING`: what is repeated, by a name of its own
+    every_us: int = PACE_US  # how often, in microseconds
 
 
 def keep(table: OrderedDict[str, Any], name: str, value: object, *, most: int) -> None:

@@ -18,19 +18,13 @@ _DAY_US = 24 * 3600 * 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quota:
-    """What one owner may have here at most; each method raises `RefusedError` (`owner-quota`) beyond it.
+    """What one owner may have here at most; each method raises `RefusedError` (`owner-quota`) beyond it."""
 
-    Attributes:
-        packages: whose keys are kept and not revoked.
-        deployments: whose policies are not over.
-        per_day: deployments, launches, groups and delegations, each, by the gate's day: they leave records for good.
-        in_flight: requests that wait for their answer.
-    """
-
-    packages: int = 1024
-    deployments: int = 256
+    packages: int = 1024  # whose keys are kept and not revoked
+    deployments: int = 256  # whose policies are not over
+    # Deployments, launches, groups and delegations, each, by the gate's day: they leave records for good.
     per_day: int = 1000
-    in_flight: int = 8
+    in_flight: int = 8  # requests that wait for their answer
 
     def check_package(self, connection: Connection, scope: Scope) -> None:
         """Refuse one package more than an owner may have."""

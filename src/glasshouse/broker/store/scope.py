@@ -14,13 +14,9 @@ _ROW_LABEL = b"glasshouse gate package v1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scope:
-    """What one caller may see and change.
+    """What one caller may see and change."""
 
-    Attributes:
-        owner: their public signing key; None for the broker's own user, who may see everything.
-    """
-
-    owner: bytes | None
+    owner: bytes | None  # their public signing key; None for the broker's own user, who may see everything
 
     def covers(self, owner: bytes) -> bool:
         """Return whether what belongs to `owner` is this caller's."""
