@@ -93,10 +93,6 @@ class Ear(
         """Parse and verify a token: signed by this broker, about and for this evidence key, valid at this time.
 
         Args:
-            text: the compact token.
-            broker_public: the only key whose verdict counts.
-            evidence_public: the key that the verdict must be about.
-            now_us: the time at which it must be valid.
             leeway_s: by how much the caller's clock may be off.
 
         Raises:

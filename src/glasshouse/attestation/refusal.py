@@ -24,8 +24,6 @@ class CheckFailedError(RefusedError):
 
     Args:
         check: the number in the specification, e.g. ``11b``.
-        code: the refusal code.
-        message: one sentence for a person.
         expected, actual: the safe part of both sides, or empty.
     """
 

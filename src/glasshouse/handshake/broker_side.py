@@ -76,10 +76,7 @@ def make_challenge(nonce: bytes, deployment: str, *, now_us: int, lifetime_us: i
 
 
 def check_2_known(found: Found | None) -> Found:
-    """The nonce names a challenge of this broker.
-
-    Args:
-        found: what the store has under the nonce, or None.
+    """The nonce names a challenge of this broker: something was found under it.
 
     Raises:
         CheckFailedError: `nonce-unknown`.
@@ -93,9 +90,7 @@ def check_2_unused(challenge: Challenge, *, used: bool, now_us: int) -> Challeng
     """The challenge is unused and fresh; for evidence, to be asked after checks 1 and 4.
 
     Args:
-        challenge: what the store has under the nonce.
         used: whether evidence that passed checks 1 and 4 named it before, in any process, ever.
-        now_us: the broker's clock.
 
     Raises:
         CheckFailedError: `nonce-replayed` or `nonce-expired`. A second use is a replay also when the
@@ -126,11 +121,8 @@ def appraise(
     """Run checks 4, 3 and 5 to 12, in the specification's order; the caller consumed the challenge.
 
     Args:
-        signed: the evidence message, which passed check 1.
-        challenge: the challenge that its nonce names, as stored.
-        record, launch: the records that the challenge was given for.
-        broker_public: this broker's own key.
-        now_us: the broker's clock.
+        signed: passed check 1.
+        challenge, record, launch: as stored: what its nonce names, and what that was given for.
 
     Raises:
         CheckFailedError: the first check that does not hold.
@@ -174,7 +166,6 @@ def check_13_budget(*, released_to: int, known: bool, policy: DeploymentPolicy, 
     Args:
         released_to: how many distinct attested HPKE keys of this deployment were given the key.
         known: whether this HPKE key is among them: a runtime that lost its answer.
-        policy: the deployment's.
         more: how many keys are released to together: one for each machine of a group.
 
     Raises:

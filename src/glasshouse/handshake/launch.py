@@ -82,9 +82,7 @@ class LaunchFile(Record, name="launch", max_bytes=MAX_LAUNCH_BYTES):
         """Check that the package's owner delegated release to the pinned broker.
 
         Args:
-            owner_public: from the owner-signed manifest.
-            now_us: the runtime's clock.
-            leeway_us: by how much that clock may be off.
+            leeway_us: by how much the runtime's clock may be off.
 
         Raises:
             FormatError: as `Delegation.from_envelope`.

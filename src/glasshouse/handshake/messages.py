@@ -117,10 +117,8 @@ def release_info(
     """Return the HPKE `info` of a release: everything that the exchange agreed on, unambiguously joined.
 
     Args:
-        challenge: the challenge's bytes as they travelled.
-        evidence_sha256: SHA-256 of the evidence message as it travelled.
-        ear: the attestation result, compact; its SHA-256 goes in.
-        floor_sha256, policy_sha256: the digests of both policies.
+        challenge: its bytes as they travelled.
+        ear: compact; its SHA-256 goes in.
     """
     return lengths_prefixed(
         _INFO_LABEL,

@@ -32,7 +32,6 @@ class StaleRequestError(RefusedError):
     """A request that an enrolled owner signed, and that comes too late, too early or not in order.
 
     Args:
-        message: which of them.
         expected, actual: both sides, in microseconds since the epoch.
     """
 
@@ -69,9 +68,6 @@ def sign_request(
     """Return the value of the ``Authorization`` field for one request.
 
     Args:
-        owner: who asks.
-        gate_public: the signing key of the gate that is asked.
-        method: `GET`, `POST` or `PUT`.
         target: path and query, as they stand in the request line.
         body: all of it; empty where there is none.
         serial_us: the time in microseconds, and more than any before.
@@ -107,9 +103,6 @@ def authenticate(
     Args:
         authorization: the field's value, if there is one.
         owners: public signing keys of those who are enrolled, by their key ids.
-        gate_public: this gate's signing key.
-        method, target: of the request.
-        now_us: this gate's time.
 
     Raises:
         RefusedError: `owner-request-invalid`, whatever it is that does not hold.

@@ -74,13 +74,7 @@ def evidence_message(
 
 
 def release_request(challenge: Challenge, evidence: bytes, *, evidence_key: SigningKey) -> bytes:
-    """Return the message with which an accepted machine of a group asks for its release; the same each time.
-
-    Args:
-        challenge: the challenge that was answered.
-        evidence: the evidence message as it was sent.
-        evidence_key: that signed it.
-    """
+    """Return the message with which an accepted machine of a group asks for its release; the same each time."""
     return ReleaseRequest(nonce=challenge.nonce, evidence_sha256=sha256(evidence)).sign(evidence_key).encode()
 
 
@@ -100,13 +94,9 @@ def check_release(
     Afterwards the custodian opens it (HPKE), checks the key commitment, and only then uses the key.
 
     Args:
-        data: the release message as it arrived.
-        launch: the launch file; pins the broker.
-        challenge: the challenge that was answered.
-        evidence: the evidence message as it was sent.
-        evidence_public: this run's evidence key.
+        launch: pins the broker.
+        challenge, evidence: what was answered, and with which message.
         manifest_sha256, floor: of the owner-signed manifest of the package in hand.
-        now_us: this machine's clock.
 
     Raises:
         PeerError: `broker-untrusted` when the result is not signed by the pinned broker;

@@ -66,11 +66,7 @@ def check_3_token(
     """The launch token is ours, valid, and agrees with launch record, deployment record and challenge.
 
     Args:
-        text: the compact token.
-        record, launch: the records that the challenge was given for.
-        deployment: the challenge's deployment.
-        broker_public: this broker's own key.
-        now_us: the broker's clock.
+        record, launch, deployment: that the challenge was given for.
 
     Raises:
         CheckFailedError: `token-type-mismatch`, `token-signature-invalid`, `token-expired`,

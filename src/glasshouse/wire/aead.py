@@ -48,7 +48,6 @@ class ChunkCipher:
     """Seals and opens the chunks of one stream.
 
     Args:
-        suite: the cipher.
         key: 32 bytes, used for this stream only.
         prefix: 7 bytes of nonce; constant zero is fine where the key is fresh.
         associated_data: what every chunk is bound to.

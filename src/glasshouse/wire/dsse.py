@@ -100,10 +100,6 @@ class Envelope(Record, name="envelope"):
     def verify(self, payload_type: str, *publics: bytes) -> bytes:
         """Return the payload if it is of this type and signed by exactly these keys.
 
-        Args:
-            payload_type: the only type accepted.
-            publics: raw Ed25519 public keys; each must have signed and no other may have.
-
         Raises:
             FormatError: `wrong-type` or `signature-invalid`.
         """

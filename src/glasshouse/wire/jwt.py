@@ -42,9 +42,7 @@ class Token:
         """Return the claims if signed by `public`, of this kind, for this audience and not expired.
 
         Args:
-            public, typ, audience: whose, of what kind and for whom it must be.
-            now_s: the time at which it must be valid.
-            leeway_s: by how much that may be off at both ends.
+            leeway_s: by how much `now_s` may be off at both ends.
             early_s: by how much it may lie before the beginning besides; the end stays where it is.
 
         Raises:

@@ -19,7 +19,6 @@ def salted(salt: bytes | bytearray | memoryview, digest: bytes) -> bytes:
 
     Args:
         salt: 32 random bytes.
-        digest: the SHA-256 of what is committed to.
     """
     return hmac.digest(salt, digest, "sha256")
 

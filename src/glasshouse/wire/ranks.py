@@ -93,10 +93,7 @@ def refuse(code: Code) -> bytes:
 
 
 def read_secret(value: Json) -> bytes:
-    """Read the answer to `ask_secret`.
-
-    Returns:
-        the group secret, 32 bytes.
+    """Return the group secret, 32 bytes, from the answer to `ask_secret`.
 
     Raises:
         FormatError: `schema-invalid`: it is no answer.

@@ -37,9 +37,7 @@ class Appraise(Protocol):
         """Appraise the evidence.
 
         Args:
-            blobs: as its makers wrote them.
-            composite: the 32 bytes that they must be bound to.
-            nonce: the challenge's.
+            composite: the 32 bytes that the blobs must be bound to.
             now_us: when certificates and collateral must be valid.
             collateral: certificates and revocation lists, by name.
             policy: what the deployment demands; None where a receipt is verified, which names its digest alone.

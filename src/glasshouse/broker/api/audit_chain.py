@@ -38,7 +38,6 @@ def verify_chain(records: Iterable[Json], *, previous: bytes = GENESIS, sequence
     """Check that `records` follow each other, and return the hash of the last one.
 
     Args:
-        records: in order, as the broker returned them.
         previous, sequence: hash and number of the record before the first of them.
 
     Raises:

@@ -87,7 +87,6 @@ def request(url: str, method: str, path: str, body: bytes | None = None, *, time
 
     Args:
         url: ``http://host:port`` or ``unix:/path``.
-        body: JSON.
         timeout_s: how long to wait for each part of the answer.
 
     Raises:
@@ -139,7 +138,6 @@ class OwnerClient:
     Every method raises `PeerError` when the broker is away, and the broker's own refusal as the exception of its code.
 
     Args:
-        socket_path: the owner's socket.
         timeout_s: how long to wait for each part of an answer.
     """
 

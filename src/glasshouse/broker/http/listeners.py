@@ -191,7 +191,6 @@ class Server(uvicorn.Server):
     """One listener that waits without ticking and leaves signals to its caller.
 
     Args:
-        app: what it serves.
         protocol: what each connection is given to: `BoundedProtocol`, or one that has it inside.
         listeners: of the whole broker: they share its descriptors.
         attributes: further attributes of the protocol's class.

@@ -49,7 +49,6 @@ def serve(
     Args:
         data_dir: database and key file; made with mode 0700.
         runtime_bind: ``host:port`` (port 0 chooses one) or ``unix:/path``.
-        owner_socket: path of the owner's socket.
         ready: called once all listeners take requests; with a `GateReady` where there is a network.
         network: of a gate that stays; None for one that is called on this machine alone.
         stop_at_eof: a descriptor whose end of file stops the broker too: that of the process that started it.

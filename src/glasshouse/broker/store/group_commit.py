@@ -30,9 +30,6 @@ class GroupCommit(Executor):
 
     While others wait for their turn, deciding goes on for a few times as long as the last commit took: so a fast disk
     hardly delays a decision, and a slow one is awaited once for several.
-
-    Args:
-        database: whose `write` the calls use.
     """
 
     def __init__(self, database: Database) -> None:
