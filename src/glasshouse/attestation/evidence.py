@@ -51,7 +51,6 @@ class Evidence(
     max_bytes=MAX_EVIDENCE_BYTES,
     max_elements=MAX_EVIDENCE_ELEMENTS,
     payload_type=EVIDENCE_TYPE,
-    max_message_bytes=MAX_EVIDENCE_BYTES,
 ):
     """The signed payload."""
 

@@ -33,13 +33,7 @@ def _read_uses(value: Json, where: str) -> frozenset[Use]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Delegation(
-    dsse.Signed,
-    name="delegation",
-    max_bytes=MAX_DELEGATION_BYTES,
-    payload_type=DELEGATION_TYPE,
-    max_message_bytes=MAX_DELEGATION_BYTES,
-):
+class Delegation(dsse.Signed, name="delegation", max_bytes=MAX_DELEGATION_BYTES, payload_type=DELEGATION_TYPE):
     """A broker key, what for, and from when to when; signed by the owner."""
 
     broker_public: Annotated[bytes, octets(32)]  # the key that may act

@@ -40,7 +40,7 @@ class _Request(dsse.Signed):
         Raises:
             FormatError: `too-large`, `not-canonical`, `schema-invalid` or `wrong-type`.
         """
-        envelope = dsse.Envelope.parse(message, max_bytes=cls._max_message_bytes)
+        envelope = dsse.Envelope.parse(message, max_bytes=cls._max_bytes)
         return cls.parse(envelope.payload_of(cls._payload_type)), envelope
 
 
@@ -51,7 +51,6 @@ class ChallengeRequest(
     max_bytes=MAX_REQUEST_BYTES,
     max_elements=MAX_REQUEST_ELEMENTS,
     payload_type=REQUEST_TYPE,
-    max_message_bytes=MAX_REQUEST_BYTES,
 ):
     """What a runtime asks a challenge with, signed by the launch key."""
 
@@ -103,7 +102,6 @@ class ReleaseRequest(
     max_bytes=MAX_RELEASE_REQUEST_BYTES,
     max_elements=MAX_REQUEST_ELEMENTS,
     payload_type=RELEASE_REQUEST_TYPE,
-    max_message_bytes=MAX_RELEASE_REQUEST_BYTES,
 ):
     """What an accepted machine of a group asks for its release with, signed by the evidence key."""
 

@@ -15,11 +15,7 @@ MAX_SIGNED_POLICY_BYTES = 2 * MAX_POLICY_BYTES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedPolicy(
-    dsse.Signed,
-    name="signed policy",
-    max_bytes=MAX_SIGNED_POLICY_BYTES,
-    payload_type=SIGNED_POLICY_TYPE,
-    max_message_bytes=MAX_SIGNED_POLICY_BYTES,
+    dsse.Signed, name="signed policy", max_bytes=MAX_SIGNED_POLICY_BYTES, payload_type=SIGNED_POLICY_TYPE
 ):
     """A policy, of which package, at which gate; signed by the owner."""
 

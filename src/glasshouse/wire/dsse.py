@@ -125,12 +125,11 @@ class Signed(Record):
 
     Class arguments:
         payload_type: a media type.
-        max_message_bytes: of the envelope's encoding.
+        max_bytes: of the payload, and of the envelope's encoding.
     """
 
     __slots__ = ()
     _payload_type: ClassVar[str] = ""
-    _max_message_bytes: ClassVar[int] = 0
 
     def sign(self, *keys: signing.SigningKey) -> Envelope:
         """Return the record signed with every key given."""
@@ -148,4 +147,4 @@ class Signed(Record):
     @classmethod
     def parse_signed(cls, message: bytes, *publics: bytes) -> Self:
         """Return what was signed, from an envelope's canonical bytes; as `from_envelope`."""
-        return cls.from_envelope(Envelope.parse(message, max_bytes=cls._max_message_bytes), *publics)
+        return cls.from_envelope(Envelope.parse(message, max_bytes=cls._max_bytes), *publics)
