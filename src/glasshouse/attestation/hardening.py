@@ -13,9 +13,8 @@ from types import MappingProxyType
 from typing import Annotated, Literal, TypeAlias
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire.canonical import Json
 from glasshouse.wire.policy import Profile
-from glasshouse.wire.record import IDENTIFIER, Record, choice, raw, table
+from glasshouse.wire.record import IDENTIFIER, Record, choice, raw, table, text
 
 Process: TypeAlias = Literal["agent", "worker"]
 
@@ -80,14 +79,6 @@ REQUIRED: Mapping[Profile, Mapping[Process, frozenset[str]]] = MappingProxyType(
 _ANTI_DEBUG = frozenset({"not-dumpable", "not-traced", "watched"})
 
 
-def _details(value: Json) -> dict[str, str | int]:
-    if not isinstance(value, dict):
-        raise FormatError(Code.SCHEMA, "hardening.details is not an object")
-    if not all(isinstance(item, str | int) and not isinstance(item, bool) for item in value.values()):
-        raise FormatError(Code.SCHEMA, "hardening.details holds more than identifiers and integers")
-    return value
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HardeningReport(Record, name="hardening"):
     """What the runtime observed of its own processes; data, not a judgement.
@@ -103,7 +94,7 @@ class HardeningReport(Record, name="hardening"):
     workspace: WorkspaceKind
     secret_memory: SecretMemoryKind
     # Small facts (kernel feature versions), for people; identifiers or integers.
-    details: Annotated[Mapping[str, str | int], raw(_details)] = field(default_factory=dict)
+    details: Annotated[Mapping[str, str | int], table(MAX_DETAILS, text(), raw())] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.agent.keys() != CHECKS["agent"] or self.worker.keys() != CHECKS["worker"]:
@@ -111,23 +102,25 @@ class HardeningReport(Record, name="hardening"):
         if len(self.details) > MAX_DETAILS:
             raise FormatError(Code.SCHEMA, f"hardening.details has more than {MAX_DETAILS} entries")
         for name, value in self.details.items():
-            if not IDENTIFIER.fullmatch(name) or (isinstance(value, str) and not IDENTIFIER.fullmatch(value)):
+            if not IDENTIFIER.fullmatch(name) or not (
+                IDENTIFIER.fullmatch(value) if isinstance(value, str) else type(value) is int
+            ):
                 raise FormatError(Code.SCHEMA, "hardening.details holds more than identifiers and integers")
 
 
 def missing(report: HardeningReport, profile: Profile) -> list[str]:
     """Return what `profile` demands and `report` did not pass, as ``process.check``, sorted."""
-    return _lacking(report.agent, report.worker, profile)
+    return sorted(
+        f"{process}.{name}"
+        for process, names in REQUIRED[profile].items()
+        for name in names
+        if getattr(report, process)[name] is not CheckResult.PASSED
+    )
 
 
 def anti_debug(agent: Mapping[str, CheckResult], worker: Mapping[str, CheckResult]) -> bool:
     """Return whether debuggers are kept out of, or noticed in, both processes."""
     return all(results.get(name) is CheckResult.PASSED for results in (agent, worker) for name in _ANTI_DEBUG)
-
-
-def best_profile(agent: Mapping[str, CheckResult], worker: Mapping[str, CheckResult]) -> Profile:
-    """Return the strongest profile all of whose checks passed."""
-    return next((one for one in reversed(Profile) if not _lacking(agent, worker, one)), Profile.OFF)
 
 
 def consistent(report: HardeningReport) -> bool:
@@ -142,14 +135,4 @@ def consistent(report: HardeningReport) -> bool:
     return report.secret_memory is secret or passed not in (
         report.agent["secret-memory"],
         report.worker["secret-memory"],
-    )
-
-
-def _lacking(agent: Mapping[str, CheckResult], worker: Mapping[str, CheckResult], profile: Profile) -> list[str]:
-    answers: tuple[tuple[Process, Mapping[str, CheckResult]], ...] = (("agent", agent), ("worker", worker))
-    return sorted(
-        f"{process}.{name}"
-        for process, results in answers
-        for name in REQUIRED[profile][process]
-        if results.get(name) is not CheckResult.PASSED
     )

@@ -9,6 +9,7 @@ any state before zeroizing → zeroizing
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import pairwise
 
 
 class State(StrEnum):
@@ -37,12 +38,8 @@ class Outcome(StrEnum):
     LOST = "lost"
 
 
-_ORDER = tuple(State)
-
-NEXT: dict[State, frozenset[State]] = {
-    state: frozenset({_ORDER[position + 1], State.ZEROIZING})
-    for position, state in enumerate(_ORDER[: _ORDER.index(State.ZEROIZING)])
-} | {State.ZEROIZING: frozenset({State.ZEROIZED}), State.ZEROIZED: frozenset()}
+NEXT = {before: frozenset({after, State.ZEROIZING}) for before, after in pairwise(State)}
+NEXT |= {State.ZEROIZING: frozenset({State.ZEROIZED}), State.ZEROIZED: frozenset()}
 
 
 def is_legal(before: State, after: State) -> bool:

@@ -14,7 +14,6 @@ from glasshouse.attestation.hardening import (
     SecretMemoryKind,
     WorkspaceKind,
     anti_debug,
-    best_profile,
     consistent,
     missing,
 )
@@ -44,13 +43,6 @@ def test_a_check_that_the_kernel_does_not_offer_has_not_passed() -> None:
     assert missing(no_landlock, Profile.STRICT) == ["worker.landlock"]
     assert not consistent(no_landlock)
     assert consistent(replace(no_landlock, profile=Profile.STANDARD))
-
-
-def test_the_best_profile_is_the_one_that_all_checks_bear_out() -> None:
-    assert best_profile(answers("agent"), answers("worker")) is Profile.STRICT
-    assert best_profile(answers("agent", memory_locked=FAILED), answers("worker")) is Profile.STANDARD
-    assert best_profile(answers("agent"), answers("worker", egress_closed=FAILED)) is Profile.OFF
-    assert best_profile({}, {}) is Profile.OFF
 
 
 @pytest.mark.parametrize("check", ["not_dumpable", "not_traced", "watched"])

@@ -49,7 +49,8 @@ class Measured(Record, name="measurement"):
     @property
     def sha256(self) -> bytes:
         """One digest over all parts: what receipts and artifacts name."""
-        return sha256(lengths_prefixed(_LABEL, *(both for one in self.parts().items() for both in _bytes(one))))
+        parts = (piece for part, digest in self.parts().items() for piece in (part.encode(), digest))
+        return sha256(lengths_prefixed(_LABEL, *parts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +95,3 @@ def digest_of_part(part: str, files: Mapping[str, bytes]) -> bytes:
     """Return the digest of one part, given as file name → SHA-256 of its content."""
     listed = (piece for name in sorted(files) for piece in (name.encode(), files[name]))
     return sha256(lengths_prefixed(_PART_LABEL, part.encode(), *listed))
-
-
-def _bytes(one: tuple[str, bytes]) -> tuple[bytes, bytes]:
-    return one[0].encode(), one[1]
