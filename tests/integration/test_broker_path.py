@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from glasshouse.attestation.evidence import EVIDENCE_TYPE, SignedEvidence, sign_evidence
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, SignedEvidence
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.broker.client.owner_client import request
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError
 from glasshouse.handshake.messages import Challenge, ChallengeRequest, ReleaseMessage, release_info
-from glasshouse.handshake.runtime_side import challenge_request
+from glasshouse.handshake.runtime_side import challenge_request, evidence_message
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire import dsse
 from glasshouse.wire.base64url import b64decode
@@ -140,7 +140,7 @@ class Recorder:
         recorded = SignedEvidence.parse(self.held_back)
         own_name = self.evidence
         claims = replace(recorded.evidence.claims, hpke_public=self.hpke.public, evidence_public=own_name.public)
-        made = sign_evidence(claims, (), evidence_key=own_name, launch_key=self.launch)
+        made = evidence_message(claims, (), evidence_key=own_name, launch_key=self.launch)
         if launch_signature == "own":
             return made
         # The victim's launch signature over other claims, pasted beside the recorder's own.

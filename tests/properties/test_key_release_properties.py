@@ -17,11 +17,12 @@ from glasshouse.attestation.ear import Ear
 from glasshouse.attestation.evidence import Evidence, SignedEvidence
 from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, consistent, missing
 from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.attestation.verify import check_1_message
 from glasshouse.errors import GlasshouseError
-from glasshouse.handshake.broker_side import check_1_message, check_challenge_request
 from glasshouse.handshake.delegation import Delegation
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge, ReleaseMessage
+from glasshouse.handshake.token_checks import check_challenge_request
 from glasshouse.handshake.tokens import parse_token
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import encode

@@ -15,23 +15,19 @@ from glasshouse.attestation.evidence import EVIDENCE_TYPE, Blob, Evidence
 from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
 from glasshouse.attestation.measurements.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.attestation.verify import check_1_envelope, check_1_payload, check_4_signatures
 from glasshouse.handshake.broker_side import (
     Appraisal,
-    Challenge,
-    DeploymentRecord,
-    LaunchRecord,
     appraise,
     build_release,
-    check_1_envelope,
-    check_1_payload,
     check_2_known,
     check_2_unused,
-    check_4_signatures,
     check_13_budget,
-    make_challenge,
 )
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.messages import Challenge
+from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.tokens import TokenClaims, issue_token
 from glasshouse.wire import dsse
 from glasshouse.wire.group import Group
@@ -113,8 +109,11 @@ class World:
             launch_public=self.launch_key.public,
             expires_us=NOW_US + 3600 * SECOND_US,
         )
-        self.challenge = make_challenge(
-            digest("nonce"), identifier("deployment"), now_us=NOW_US - SECOND_US, lifetime_us=120 * SECOND_US
+        self.challenge = Challenge(
+            nonce=digest("nonce"),
+            deployment=identifier("deployment"),
+            issued_us=NOW_US - SECOND_US,
+            expires_us=NOW_US + 119 * SECOND_US,
         )
 
     @classmethod

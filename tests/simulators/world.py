@@ -24,7 +24,8 @@ from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.results import Loss, Output, Probe, Work
 from glasshouse.handshake import broker_side, runtime_side
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.messages import ReleaseMessage
+from glasshouse.handshake.messages import Challenge, ReleaseMessage
+from glasshouse.handshake.records import DeploymentRecord
 from glasshouse.handshake.tokens import TokenClaims, issue_token
 from glasshouse.package.layout import key_commitment
 from glasshouse.package.manifest import Manifest
@@ -119,7 +120,7 @@ class World:
             lease_s=600,
             max_duration_s=7200,
         )
-        self.record = broker_side.DeploymentRecord(
+        self.record = DeploymentRecord(
             deployment=self.id("deployment"),
             package_id=self.manifest.package_id,
             manifest_sha256=self.manifest.sha256,
@@ -214,8 +215,11 @@ class World:
     def ear(self, evidence: bytes, **changes: object) -> str:
         """The broker's attestation result on evidence that it was not asked to check here."""
         claims = self.claims(**changes)
-        challenge = broker_side.make_challenge(
-            claims.nonce, claims.deployment, now_us=START_US, lifetime_us=60 * SECOND_US
+        challenge = Challenge(
+            nonce=claims.nonce,
+            deployment=claims.deployment,
+            issued_us=START_US,
+            expires_us=START_US + 60 * SECOND_US,
         )
         release = broker_side.build_release(
             broker_side.Appraisal(claims=claims, evidence_sha256=sha256(evidence), root=software.appraise(())),

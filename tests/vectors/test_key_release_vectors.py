@@ -17,21 +17,10 @@ from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.ear import Ear
 from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.verify import check_1_envelope, check_1_payload, check_4_signatures
 from glasshouse.errors import Code, GlasshouseError, PeerError
-from glasshouse.handshake.broker_side import (
-    Challenge,
-    CheckFailedError,
-    DeploymentRecord,
-    LaunchRecord,
-    appraise,
-    check_1_envelope,
-    check_1_payload,
-    check_2_known,
-    check_2_unused,
-    check_4_signatures,
-    check_13_budget,
-    check_challenge_request,
-)
+from glasshouse.handshake.broker_side import appraise, check_2_known, check_2_unused, check_13_budget
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.group_rules import (
     GroupRecord,
@@ -41,8 +30,10 @@ from glasshouse.handshake.group_rules import (
     check_release_request,
 )
 from glasshouse.handshake.launch import LaunchFile
-from glasshouse.handshake.messages import Pending
+from glasshouse.handshake.messages import Challenge, Pending
+from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.runtime_side import check_release, read_challenge
+from glasshouse.handshake.token_checks import check_challenge_request
 from glasshouse.handshake.tokens import parse_token
 from glasshouse.wire.base64url import b64decode, b64encode
 from glasshouse.wire.canonical import encode

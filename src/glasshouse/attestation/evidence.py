@@ -7,18 +7,16 @@ DSSE over canonical JSON; see spec/key-release.md section 4. Parsing checks no s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from glasshouse.attestation.claims import Claims, ContainerSource, composite
+from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse
 from glasshouse.wire.base64url import b64decode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Assurance
 from glasshouse.wire.record import IDENTIFIER, Identifier, Record, Sha256, items, octets
-from glasshouse.wire.signing import SigningKey
 
 EVIDENCE_TYPE = "application/vnd.glasshouse.evidence+json"
 MAX_EVIDENCE_BYTES = 128 * 1024
@@ -115,11 +113,3 @@ class EvidenceEnvelope:
         return SignedEvidence(
             envelope=self.envelope, evidence=Evidence.parse(self.envelope.payload), sha256=sha256(self.message)
         )
-
-
-def sign_evidence(
-    claims: Claims, hardware: Sequence[Blob], *, evidence_key: SigningKey, launch_key: SigningKey
-) -> bytes:
-    """Return the evidence message for `claims` with its composite, signed by both keys."""
-    evidence = Evidence(claims=claims, composite=composite(claims), hardware=tuple(hardware))
-    return evidence.sign(evidence_key, launch_key).encode()

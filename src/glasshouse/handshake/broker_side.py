@@ -18,45 +18,15 @@ from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.appraised import Appraised
-from glasshouse.attestation.verify import check_1_envelope, check_1_message, check_1_payload, check_4_signatures
 from glasshouse.errors import Code
 from glasshouse.handshake.messages import PACKAGE_KEY_BYTES, Challenge, ReleaseMessage, release_info
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
-from glasshouse.handshake.token_checks import (
-    check_3_token,
-    check_challenge_request,
-    check_releasable,
-    check_standing,
-)
+from glasshouse.handshake.token_checks import check_3_token
 from glasshouse.wire import hpke
 from glasshouse.wire.signing import SigningKey
 
-__all__ = [
-    "EAR_GRACE_S",
-    "Appraisal",
-    "Challenge",
-    "CheckFailedError",
-    "DeploymentRecord",
-    "LaunchRecord",
-    "appraise",
-    "build_release",
-    "check_1_envelope",
-    "check_1_message",
-    "check_1_payload",
-    "check_2_known",
-    "check_2_unused",
-    "check_3_token",
-    "check_4_signatures",
-    "check_13_budget",
-    "check_challenge_request",
-    "check_releasable",
-    "check_standing",
-    "make_challenge",
-]
-
 EAR_GRACE_S = 3600
 """Beyond the longest run and its lease: time to seal, wipe and have the receipt countersigned."""
-
 
 Found = TypeVar("Found")
 
@@ -68,11 +38,6 @@ class Appraisal:
     claims: Claims  # verified as far as their level goes
     evidence_sha256: bytes  # of the evidence message
     root: Appraised  # what its root of trust amounts to
-
-
-def make_challenge(nonce: bytes, deployment: str, *, now_us: int, lifetime_us: int) -> Challenge:
-    """Return the challenge to store and then send; `nonce` is 32 fresh random bytes."""
-    return Challenge(nonce=nonce, deployment=deployment, issued_us=now_us, expires_us=now_us + lifetime_us)
 
 
 def check_2_known(found: Found | None) -> Found:
@@ -131,7 +96,9 @@ def appraise(
     if claims.nonce != challenge.nonce:
         raise CheckFailedError("2", Code.NONCE_UNKNOWN, "evidence for another challenge")
     # The caller had to check them before it consumed anything. Once more, for nothing below may rest on a caller.
-    check_4_signatures(signed.envelope, evidence_public=claims.evidence_public, launch_public=launch.launch_public)
+    genuine.check_4_signatures(
+        signed.envelope, evidence_public=claims.evidence_public, launch_public=launch.launch_public
+    )
     check_3_token(
         claims.token,
         record=record,

@@ -9,9 +9,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from glasshouse.attestation.claims import Claims
+from glasshouse.attestation.claims import Claims, composite
 from glasshouse.attestation.ear import Ear
-from glasshouse.attestation.evidence import Blob, sign_evidence
+from glasshouse.attestation.evidence import Blob, Evidence
 from glasshouse.errors import Code, FormatError, PeerError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge, ChallengeRequest, ReleaseMessage, ReleaseRequest, release_info
@@ -70,7 +70,8 @@ def evidence_message(
     """
     if claims.evidence_public != evidence_key.public:
         raise ValueError("claims that name another evidence key")
-    return sign_evidence(claims, hardware, evidence_key=evidence_key, launch_key=launch_key)
+    evidence = Evidence(claims=claims, composite=composite(claims), hardware=tuple(hardware))
+    return evidence.sign(evidence_key, launch_key).encode()
 
 
 def release_request(challenge: Challenge, evidence: bytes, *, evidence_key: SigningKey) -> bytes:

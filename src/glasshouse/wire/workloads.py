@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SCRIPT", "WORKLOADS"]
-
 SCRIPT = "script"
 """The one that runs an owner's own program, and in several ranks where it is asked to."""
 WORKLOADS = ("lora", SCRIPT, "mlp")

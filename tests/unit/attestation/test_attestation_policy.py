@@ -10,7 +10,7 @@ import pytest
 from glasshouse.attestation.measurements.measured import PARTS, References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.errors import Code, FormatError, GlasshouseError, RefusedError
-from glasshouse.handshake.broker_side import DeploymentRecord
+from glasshouse.handshake.records import DeploymentRecord
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from simulators.key_release_world import World, digest, identifier
 from simulators.measured import measured

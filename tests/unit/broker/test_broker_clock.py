@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.broker.decide import group_release
 from glasshouse.errors import Code
 from glasshouse.evidence.heads import CountersignedHead
-from glasshouse.handshake import broker_side
 from glasshouse.handshake.delegation import Delegation
 from glasshouse.handshake.messages import ReleaseMessage
 from glasshouse.tamper.stage import Actor, Owner
@@ -129,7 +129,7 @@ def test_a_delegation_that_is_renewed_while_a_machine_asks_refuses_no_group(
 ) -> None:
     first, last = group(owner, 2)
     pending(first.attest())
-    check, asked = broker_side.check_releasable, []
+    check, asked = group_release.check_releasable, []
 
     def late(*arguments: Any, **others: Any) -> None:
         asked.append(None)
@@ -137,7 +137,7 @@ def test_a_delegation_that_is_renewed_while_a_machine_asks_refuses_no_group(
             raise CheckFailedError("2", Code.CHAIN_DELEGATION, "it was over when the machine asked")
         check(*arguments, **others)
 
-    monkeypatch.setattr(broker_side, "check_releasable", late)
+    monkeypatch.setattr(group_release, "check_releasable", late)
     pending(first.ask())
-    monkeypatch.setattr(broker_side, "check_releasable", check)
+    monkeypatch.setattr(group_release, "check_releasable", check)
     assert last.attest().status == 200

@@ -14,11 +14,11 @@ import pytest
 
 from glasshouse.attestation.hardening import CheckResult
 from glasshouse.broker.api import audit_chain
+from glasshouse.broker.decide import releases
 from glasshouse.broker.decide.key_release import GateLimits
 from glasshouse.broker.store import broker_state
 from glasshouse.broker.store.database import Database
 from glasshouse.errors import Code, RefusedError, UsageError
-from glasshouse.handshake import broker_side
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import challenge_request
@@ -264,7 +264,7 @@ def test_a_defect_while_deciding_releases_nothing_and_still_consumes(
         raise RuntimeError(f"the package key is {owner.package_key.hex()}")
 
     with monkeypatch.context() as patch:
-        patch.setattr(broker_side, "build_release", broken)
+        patch.setattr(releases, "build_release", broken)
         reply = actor.send(evidence)
     assert (reply.status, reply.problem().code) == (500, Code.INTERNAL)
     assert owner.package_key.hex().encode() not in reply.body

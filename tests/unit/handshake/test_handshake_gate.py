@@ -11,9 +11,10 @@ from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.evidence import Blob
 from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
 from glasshouse.attestation.measurements.measured import PARTS
+from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.verify import check_1_message
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.handshake import broker_side
-from glasshouse.handshake.broker_side import CheckFailedError
 from glasshouse.handshake.delegation import Use
 from glasshouse.handshake.messages import ReleaseMessage, release_info
 from glasshouse.handshake.tokens import issue_token
@@ -112,7 +113,7 @@ def test_evidence_is_not_appraised_under_another_challenge(world: World) -> None
     other = replace(world.challenge, nonce=digest("another nonce"))
     with pytest.raises(CheckFailedError) as refusal:
         broker_side.appraise(
-            broker_side.check_1_message(world.message()),
+            check_1_message(world.message()),
             challenge=other,
             record=world.record,
             launch=world.launch,

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, VerificationError
-from glasshouse.handshake.broker_side import Challenge, CheckFailedError, check_challenge_request, check_standing
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
-from glasshouse.handshake.messages import ChallengeRequest
+from glasshouse.handshake.messages import Challenge, ChallengeRequest
 from glasshouse.handshake.runtime_side import (
     CheckedRelease,
     challenge_request,
@@ -18,6 +18,7 @@ from glasshouse.handshake.runtime_side import (
     evidence_message,
     read_challenge,
 )
+from glasshouse.handshake.token_checks import check_challenge_request, check_standing
 from glasshouse.handshake.tokens import parse_token, parse_token_at_issue
 from glasshouse.wire import dsse
 from glasshouse.wire.policy import Assurance, Floor, Profile

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
+from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.verify import check_1_message
 from glasshouse.broker.decide.decisions import OVER_PACE_US, PACE_US, ApiAnswer, Decision, Effect
 from glasshouse.broker.decide.group_record import accepted_machines, current, group_record, refuse, settle
 from glasshouse.broker.decide.releases import Release, Releases, group_facts, others_keys
@@ -21,8 +23,7 @@ from glasshouse.broker.store.database import OvertakenError
 from glasshouse.broker.store.database_schema import challenges, groups, members
 from glasshouse.broker.store.recorded import DeploymentStanding
 from glasshouse.errors import Code, InternalError
-from glasshouse.handshake import broker_side
-from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedError, LaunchRecord
+from glasshouse.handshake.broker_side import Appraisal, appraise
 from glasshouse.handshake.group_rules import (
     GroupRecord,
     GroupState,
@@ -31,7 +32,9 @@ from glasshouse.handshake.group_rules import (
     check_release_request,
     rank_refused,
 )
-from glasshouse.handshake.messages import Pending
+from glasshouse.handshake.messages import Challenge, Pending
+from glasshouse.handshake.records import LaunchRecord
+from glasshouse.handshake.token_checks import check_releasable
 from glasshouse.wire.group import Group
 
 _RELEASED, _PENDING = 200, 202
@@ -217,7 +220,7 @@ class GroupReleases:
             raise InternalError(Code.INTERNAL, "a launch without its deployment")
         refusal: CheckFailedError | None = None
         try:
-            broker_side.check_releasable(standing.record, launch, broker_public=broker_public, now_us=now_us)
+            check_releasable(standing.record, launch, broker_public=broker_public, now_us=now_us)
         except CheckFailedError as error:
             refusal = error
         group = group_record(connection, _of(launch).id)
@@ -278,8 +281,8 @@ class GroupReleases:
         """Appraise a machine's stored evidence as of now, and make its release."""
         launch, challenge = recorded.as_launch(row), Challenge.parse(row["body"])
         group = _of(launch)
-        appraisal = broker_side.appraise(
-            broker_side.check_1_message(row["evidence"]),
+        appraisal = appraise(
+            check_1_message(row["evidence"]),
             challenge=challenge,
             record=standing.record,
             launch=launch,

@@ -16,6 +16,8 @@ from sqlalchemy import Connection, RowMapping, bindparam, func, insert, select, 
 from sqlalchemy.exc import SQLAlchemyError
 
 from glasshouse.attestation.evidence import SignedEvidence
+from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.verify import check_1_envelope, check_1_payload, check_4_signatures
 from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect
 from glasshouse.broker.decide.group_release import GroupReleases
 from glasshouse.broker.decide.releases import Releases, group_facts
@@ -25,7 +27,8 @@ from glasshouse.broker.store.database import OvertakenError
 from glasshouse.broker.store.database_schema import challenges, launches
 from glasshouse.errors import Code, GlasshouseError, InternalError, RefusedError
 from glasshouse.handshake import broker_side
-from glasshouse.handshake.broker_side import Challenge, CheckFailedError
+from glasshouse.handshake.messages import Challenge
+from glasshouse.handshake.token_checks import check_challenge_request, check_standing
 from glasshouse.handshake.tokens import TokenClaims
 from glasshouse.wire.kdf import sha256
 
@@ -95,7 +98,7 @@ class ReleaseGate:
             RefusedError: `deployment-unknown`, `too-many-challenges`. The decision: the same, as of its time.
         """
         broker = self._broker
-        token = broker_side.check_challenge_request(body, broker_public=broker.public, now_us=broker.clock_us())
+        token = check_challenge_request(body, broker_public=broker.public, now_us=broker.clock_us())
         request_sha256 = sha256(body)
 
         def known(connection: Connection) -> tuple[bytes | None, int, bool]:
@@ -105,9 +108,7 @@ class ReleaseGate:
                 raise RefusedError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such deployment")
             # Where the clock was set back since the launch, its time: the dates of a run never go back.
             now_us = max(broker.clock_us(), launch.created_us)
-            broker_side.check_standing(
-                token, record=standing.record, launch=launch, broker_public=broker.public, now_us=now_us
-            )
+            check_standing(token, record=standing.record, launch=launch, broker_public=broker.public, now_us=now_us)
             # The same request again, by a runtime whose answer was lost or from a recording,
             # is the same challenge again: a recording cannot use up what a deployment may have open.
             again = connection.execute(_BY_REQUEST, {"request_sha256": request_sha256}).one_or_none()
@@ -138,11 +139,11 @@ class ReleaseGate:
         last = () if first else connection.execute(_LAST_OF_LAUNCH, {"jti": token.jti}).scalars()
         now_us = max([now_us, *(Challenge.parse(body).issued_us + 1 for body in last)])
         end_us = token.expires_s * 1_000_000
-        challenge = broker_side.make_challenge(
-            secrets.token_bytes(32),
-            token.deployment,
-            now_us=now_us,
-            lifetime_us=min(self._limits.challenge_lifetime_us, end_us - now_us),
+        challenge = Challenge(
+            nonce=secrets.token_bytes(32),
+            deployment=token.deployment,
+            issued_us=now_us,
+            expires_us=min(now_us + self._limits.challenge_lifetime_us, end_us),
         )
         body = challenge.encode()
         values = {
@@ -182,7 +183,7 @@ class ReleaseGate:
         Raises:
             CheckFailedError: checks 1 and 4, and `nonce-unknown`. Nothing was written then, and no lock taken.
         """
-        opened, clock_us = broker_side.check_1_envelope(body), self._broker.clock_us
+        opened, clock_us = check_1_envelope(body), self._broker.clock_us
         nonce = opened.nonce
         # What is read here, challenge and launch, is never changed once it is written.
         found = self._broker.database.read(
@@ -190,10 +191,10 @@ class ReleaseGate:
         )
         asked = broker_side.check_2_known(found)
         # Before anything is consumed, counted, recorded or refused: a nonce is no secret.
-        broker_side.check_4_signatures(
+        check_4_signatures(
             opened.envelope, evidence_public=opened.evidence_public, launch_public=asked["launch_public"]
         )
-        signed = broker_side.check_1_payload(opened)  # not before: it is dear
+        signed = check_1_payload(opened)  # not before: it is dear
         if asked["replays"]:  # used, and a replay was recorded before: a recording played again writes nothing
             _check_2(asked["body"], used=True, now_us=clock_us())
 

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
+from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.broker.store import audit_log
 from glasshouse.broker.store.broker_state import BrokerState
 from glasshouse.broker.store.database_schema import deployments, releases
 from glasshouse.broker.store.recorded import DeploymentStanding
 from glasshouse.errors import Code
-from glasshouse.handshake import broker_side
-from glasshouse.handshake.broker_side import Appraisal, Challenge, CheckFailedError, DeploymentRecord
+from glasshouse.handshake.broker_side import Appraisal, build_release, check_13_budget
+from glasshouse.handshake.messages import Challenge
+from glasshouse.handshake.records import DeploymentRecord
 from glasshouse.wire.group import Group
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 
@@ -68,7 +70,7 @@ class Releases:
         # Of both: an HPKE key is read by all on the way and proves nothing to us; an evidence key signs.
         keys_sha256 = sha256(lengths_prefixed(claims.hpke_public, claims.evidence_public))
         known = _is_known(connection, (record.deployment, keys_sha256, claims.evidence_public, claims.run_id))
-        broker_side.check_13_budget(released_to=standing.released, known=known, policy=record.policy, more=more)
+        check_13_budget(released_to=standing.released, known=known, policy=record.policy, more=more)
         return keys_sha256, known
 
     def make(
@@ -84,7 +86,7 @@ class Releases:
     ) -> Release:
         """Return the release for evidence that passed checks 1 to 12, after check 13; nothing is written."""
         keys_sha256, known = self.check_13(connection, standing, appraisal, more=more)
-        body = broker_side.build_release(
+        body = build_release(
             appraisal,
             package_key=standing.package_key(self.broker.key_file),
             broker_key=self.broker.key,

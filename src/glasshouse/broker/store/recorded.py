@@ -27,9 +27,9 @@ from glasshouse.broker.store.key_file import KeyFile, Purpose
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, FormatError, RefusedError, UsageError, VerificationError
 from glasshouse.evidence.heads import CountersignedHead
-from glasshouse.handshake.broker_side import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.group_rules import GroupState
+from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.signed_policy import SignedPolicy
 from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.wire.group import Group
