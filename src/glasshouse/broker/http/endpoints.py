@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -32,14 +31,6 @@ BODY_TIMEOUT_S = 10.0
 _CLOSE = {"connection": "close", "cache-control": "no-store"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """How much a listener takes from one client."""
-
-    body_bytes: int = MAX_BODY_BYTES  # the longest request body
-    parameters: frozenset[str] = field(default_factory=frozenset)  # of the query that are passed on; others are refused
-
-
 Handler: TypeAlias = Callable[[bytes, Mapping[str, str], Scope], ApiAnswer]
 Reader: TypeAlias = Callable[[bytes], Decision]
 Work: TypeAlias = Callable[[Request, bytes, Mapping[str, str]], Awaitable[ApiAnswer]]
@@ -56,7 +47,7 @@ class OwnerCall(NamedTuple):
     method: str
     path: str
     handler: Handler
-    limits: Limits = Limits()
+    is_paged: bool = False  # whether its query may have the parameter `after`
 
 
 def bare_app() -> Starlette:
@@ -72,7 +63,7 @@ def add_route(app: Starlette, call: OwnerCall, *, executor: Executor) -> None:
     async def work(_request: Request, body: bytes, parameters: Mapping[str, str]) -> ApiAnswer:
         return await _run(executor, partial(call.handler, body, parameters, EVERYTHING))
 
-    route = Route(call.path, _endpoint(work, call.limits), methods=[call.method])
+    route = Route(call.path, _endpoint(work, is_paged=call.is_paged), methods=[call.method])
     route.methods = {call.method}  # without the HEAD that comes with GET
     app.router.routes.append(route)
 
@@ -94,7 +85,7 @@ def add_signed_route(app: Starlette, call: OwnerCall, *, executor: Executor, adm
     def admit(request: Request) -> None:
         request.state.signed = admission.authenticate(request)
 
-    app.add_route(call.path, _endpoint(work, call.limits, admit), methods=[call.method])
+    app.add_route(call.path, _endpoint(work, is_paged=call.is_paged, admit=admit), methods=[call.method])
 
 
 def add_open_route(app: Starlette, path: str, look: Callable[[], ApiAnswer]) -> None:
@@ -103,11 +94,11 @@ def add_open_route(app: Starlette, path: str, look: Callable[[], ApiAnswer]) -> 
     async def work(_request: Request, _body: bytes, _parameters: Mapping[str, str]) -> ApiAnswer:
         return look()
 
-    app.add_route(path, _endpoint(work, Limits(body_bytes=0)), methods=["GET"])
+    app.add_route(path, _endpoint(work, body_bytes=0), methods=["GET"])
 
 
 def add_message_route(
-    app: Starlette, path: str, reader: Reader, *, limits: Limits, executor: Executor, intake: Intake, pace: Pace
+    app: Starlette, path: str, reader: Reader, *, body_bytes: int, executor: Executor, intake: Intake, pace: Pace
 ) -> None:
     """Answer POST on `path` without authentication: `reader` reads the message in the intake, `executor` decides.
 
@@ -128,19 +119,25 @@ def add_message_route(
             )
             return await _run(executor, decision.decide)
 
-    app.add_route(path, _endpoint(work, limits), methods=["POST"])
+    app.add_route(path, _endpoint(work, body_bytes=body_bytes), methods=["POST"])
 
 
 async def _run(executor: Executor, call: Callable[[], ApiAnswer]) -> ApiAnswer:
     return await asyncio.get_running_loop().run_in_executor(executor, call)
 
 
-def _endpoint(work: Work, limits: Limits, admit: Callable[[Request], None] = lambda _request: None) -> Endpoint:
+def _endpoint(
+    work: Work,
+    *,
+    body_bytes: int = MAX_BODY_BYTES,
+    is_paged: bool = False,
+    admit: Callable[[Request], None] = lambda _request: None,
+) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
             admit(request)
-            parameters = _parameters(request, limits)
-            answer = await work(request, await _read_body(request, limits), parameters)
+            parameters = _parameters(request, is_paged)
+            answer = await work(request, await _read_body(request, body_bytes), parameters)
         except ClientDisconnect:
             answer = ApiAnswer.refusal(FormatError(Code.MESSAGE_INVALID, "the client went away"))
         except Exception as error:  # of a defect the answer has its code and no detail
@@ -150,28 +147,28 @@ def _endpoint(work: Work, limits: Limits, admit: Callable[[Request], None] = lam
     return endpoint
 
 
-def _parameters(request: Request, limits: Limits) -> dict[str, str]:
+def _parameters(request: Request, is_paged: bool) -> dict[str, str]:
     query: dict[str, str] = {}
-    if limits.parameters:
+    if is_paged:
         query = dict(request.query_params)
-        if len(query) != len(request.query_params.multi_items()) or not query.keys() <= limits.parameters:
+        if len(query) != len(request.query_params.multi_items()) or not query.keys() <= {"after"}:
             raise UsageError(Code.USAGE, "query parameters that are repeated or unknown")
     elif request.scope["query_string"]:  # not looked into
         raise UsageError(Code.USAGE, "a query where none is meant")
     return {**query, **{name: str(value) for name, value in request.path_params.items()}}
 
 
-async def _read_body(request: Request, limits: Limits) -> bytes:
+async def _read_body(request: Request, most: int) -> bytes:
     declared = request.headers.get("content-length")
-    too_large = FormatError(Code.MESSAGE_TOO_LARGE, f"a body of more than {limits.body_bytes} bytes")
-    if declared is not None and declared.isascii() and declared.isdigit() and int(declared[:20]) > limits.body_bytes:
+    too_large = FormatError(Code.MESSAGE_TOO_LARGE, f"a body of more than {most} bytes")
+    if declared is not None and declared.isascii() and declared.isdigit() and int(declared[:20]) > most:
         raise too_large
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > limits.body_bytes:
+                if len(body) > most:
                     raise too_large
     except TimeoutError:
         raise FormatError(Code.MESSAGE_INVALID, "the body did not arrive in time") from None

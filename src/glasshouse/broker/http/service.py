@@ -18,7 +18,6 @@ from glasshouse.broker.decide.owner_views import OwnerViews
 from glasshouse.broker.decide.stored_files import RunStore
 from glasshouse.broker.http.admission import Admission
 from glasshouse.broker.http.endpoints import (
-    Limits,
     OwnerCall,
     add_message_route,
     add_open_route,
@@ -74,13 +73,11 @@ def create_apps(
         ("/v1/heads", reports.heads, MAX_HEADS_BYTES),
         ("/v1/receipt", reports.receipt, MAX_RECEIPT_BYTES),
     ):
-        sizes = Limits(body_bytes=body_bytes)
         for app in (runtime, gate):
-            add_message_route(app, path, reader, limits=sizes, executor=executor, intake=intake, pace=pace)
+            add_message_route(app, path, reader, body_bytes=body_bytes, executor=executor, intake=intake, pace=pace)
     if keeps is not None:
-        sizes = Limits(body_bytes=MAX_STORE_BYTES)
         add_message_route(
-            gate, "/v1/store", keeps.take, limits=sizes, executor=keeps.executor, intake=intake, pace=pace
+            gate, "/v1/store", keeps.take, body_bytes=MAX_STORE_BYTES, executor=keeps.executor, intake=intake, pace=pace
         )
     views = OwnerViews(broker, stores=keeps is not None)
     add_route(owner, OwnerCall("GET", "/v1/broker", lambda *_: views.identity()), executor=executor)
@@ -96,7 +93,7 @@ def create_apps(
 
 def _owner_calls(broker: BrokerState, views: OwnerViews, quota: Quota, keeps: RunStore | None) -> Iterator[OwnerCall]:
     """Yield the calls of an owner, on the Unix socket and over the network."""
-    requests, groups, paged = OwnerRequests(broker, quota), GroupRequests(broker, quota), frozenset({"after"})
+    requests, groups = OwnerRequests(broker, quota), GroupRequests(broker, quota)
     yield OwnerCall("PUT", "/v1/delegation", requests.put_delegation)
     yield OwnerCall("POST", "/v1/deployments", requests.add_deployment)
     yield OwnerCall("GET", "/v1/deployments/{deployment}", views.deployment)
@@ -106,8 +103,8 @@ def _owner_calls(broker: BrokerState, views: OwnerViews, quota: Quota, keeps: Ru
     yield OwnerCall("POST", "/v1/groups/{group}/refuse", groups.refuse_group)
     yield OwnerCall("POST", "/v1/packages/{package_id}/revoke", requests.revoke)
     yield OwnerCall("GET", "/v1/runs/{run_id}", views.run)
-    yield OwnerCall("GET", "/v1/audit", views.audit, Limits(parameters=paged))
+    yield OwnerCall("GET", "/v1/audit", views.audit, is_paged=True)
     if keeps is not None:
         yield OwnerCall("GET", "/v1/runs/{run_id}/stored", keeps.files)
-        yield OwnerCall("GET", "/v1/runs/{run_id}/stored/{sha256}", keeps.piece, Limits(parameters=paged))
+        yield OwnerCall("GET", "/v1/runs/{run_id}/stored/{sha256}", keeps.piece, is_paged=True)
         yield OwnerCall("POST", "/v1/runs/{run_id}/stored/forget", keeps.forget)
