@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.hardening import HardeningReport, consistent, missing
 from glasshouse.attestation.measurements.measured import Measured, References
-from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.refusal import CheckFailedError, check_same
 from glasshouse.errors import Code
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.states import State
@@ -40,8 +40,8 @@ def check_6_manifest(claims: Claims, *, manifest_sha256: bytes, package_id: str)
     Raises:
         CheckFailedError: `manifest-mismatch`.
     """
-    _same("6", Code.MANIFEST_MISMATCH, "manifest", manifest_sha256.hex(), claims.manifest_sha256.hex())
-    _same("6", Code.MANIFEST_MISMATCH, "package", package_id, claims.package_id)
+    check_same("6", Code.MANIFEST_MISMATCH, "another manifest", manifest_sha256.hex(), claims.manifest_sha256.hex())
+    check_same("6", Code.MANIFEST_MISMATCH, "another package", package_id, claims.package_id)
 
 
 def check_7_container(
@@ -52,10 +52,12 @@ def check_7_container(
     Raises:
         CheckFailedError: `container-mismatch`.
     """
-    _same("7", Code.CONTAINER_MISMATCH, "container id", container_id, claims.container_id)
-    _same("7", Code.CONTAINER_MISMATCH, "container source", container_source.value, claims.container_source.value)
-    _same("7", Code.CONTAINER_MISMATCH, "run", run_id, claims.run_id)
-    _same("7", Code.CONTAINER_MISMATCH, "deployment", deployment, claims.deployment)
+    check_same("7", Code.CONTAINER_MISMATCH, "another container id", container_id, claims.container_id)
+    check_same(
+        "7", Code.CONTAINER_MISMATCH, "another container source", container_source.value, claims.container_source.value
+    )
+    check_same("7", Code.CONTAINER_MISMATCH, "another run", run_id, claims.run_id)
+    check_same("7", Code.CONTAINER_MISMATCH, "another deployment", deployment, claims.deployment)
 
 
 def check_8_measurement(claims: Claims, references: References) -> None:
@@ -86,7 +88,7 @@ def check_10_state(claims: Claims) -> None:
     Raises:
         CheckFailedError: `state-mismatch`.
     """
-    _same("10", Code.STATE_MISMATCH, "state", State.MEASURED.value, claims.state.value)
+    check_same("10", Code.STATE_MISMATCH, "another state", State.MEASURED.value, claims.state.value)
 
 
 def check_11_hardening(report: HardeningReport, *, least: Profile) -> None:
@@ -99,14 +101,7 @@ def check_11_hardening(report: HardeningReport, *, least: Profile) -> None:
         raise CheckFailedError(
             "11a", Code.ANTI_DEBUG_DISABLED, "a runtime without anti-debug", expected="enabled", actual="disabled"
         )
-    if not report.profile.at_least(least):
-        raise CheckFailedError(
-            "11b",
-            Code.ANTI_DEBUG_DOWNGRADED,
-            "a hardening profile below the policy's",
-            expected=f"at least {least}",
-            actual=report.profile.value,
-        )
+    _check_level("11b", Code.ANTI_DEBUG_DOWNGRADED, "a hardening profile", least, report.profile)
     if not consistent(report):
         raise CheckFailedError(
             "11c",
@@ -123,20 +118,15 @@ def check_12_assurance(claims: Claims, *, least: Assurance) -> None:
     Raises:
         CheckFailedError: `assurance-too-low`.
     """
-    if not claims.assurance.at_least(least):
-        raise CheckFailedError(
-            "12",
-            Code.ASSURANCE_TOO_LOW,
-            "a level of assurance below the policy's",
-            expected=f"at least {least}",
-            actual=claims.assurance.value,
-        )
+    _check_level("12", Code.ASSURANCE_TOO_LOW, "a level of assurance", least, claims.assurance)
 
 
 def _recorded(part: str, digests: Sequence[bytes]) -> str:
     return f"{part} {digests[0].hex()}" if len(digests) == 1 else f"one of {len(digests)} references of {part}"
 
 
-def _same(check: str, code: Code, what: str, expected: str, actual: str) -> None:
-    if expected != actual:
-        raise CheckFailedError(check, code, f"another {what} than recorded", expected=expected, actual=actual)
+def _check_level(check: str, code: Code, what: str, least: Assurance | Profile, claimed: Assurance | Profile) -> None:
+    if not claimed.at_least(least):
+        raise CheckFailedError(
+            check, code, f"{what} below the policy's", expected=f"at least {least}", actual=claimed.value
+        )

@@ -54,6 +54,12 @@ def check_1(what: str, message: bytes, max_bytes: int, read: Callable[[bytes], R
         raise CheckFailedError("1", Code.MESSAGE_INVALID, error.message) from None
 
 
+def check_same(check: str, code: Code, what: str, expected: str, actual: str) -> None:
+    """The actual is the recorded one; raises `CheckFailedError`."""
+    if expected != actual:
+        raise CheckFailedError(check, code, f"{what} than recorded", expected=expected, actual=actual)
+
+
 def check_signed(
     envelope: Envelope, payload_type: str, *publics: bytes, check: str, code: Code, message: str = ""
 ) -> None:

@@ -5,7 +5,7 @@ Laws: a token is compared with the broker's own records and challenge, never wit
 
 from __future__ import annotations
 
-from glasshouse.attestation.refusal import CheckFailedError, check_1, check_signed
+from glasshouse.attestation.refusal import CheckFailedError, check_1, check_same, check_signed
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.handshake.delegation import Use
 from glasshouse.handshake.messages import MAX_REQUEST_BYTES, REQUEST_TYPE, ChallengeRequest
@@ -75,7 +75,7 @@ def check_3_token(
     """
     token = _token(text, broker_public=broker_public, now_us=now_us)
     _check_records(token, record=record, launch=launch, now_us=now_us)
-    _same_claim("deployment", deployment, token.deployment)
+    check_same("3", Code.TOKEN_CLAIM, "a token for another deployment", deployment, token.deployment)
     _check_deployment(record, broker_public=broker_public, now_us=now_us)
     return token
 
@@ -111,7 +111,7 @@ def _check_records(token: TokenClaims, *, record: DeploymentRecord, launch: Laun
         ("policy", record.policy_sha256.hex(), token.policy_sha256.hex()),
         ("group", _group_text(launch.group), _group_text(token.group)),
     ):
-        _same_claim(what, expected, actual)
+        check_same("3", Code.TOKEN_CLAIM, f"a token for another {what}", expected, actual)
 
 
 def _check_launch(launch: LaunchRecord, now_us: int) -> None:
@@ -136,10 +136,3 @@ def _group_text(group: Group | None) -> str:
     if group is None:
         return "none"
     return f"machine {group.machine} of {group.machines}, {group.ranks} ranks each, in {group.id.hex()}"
-
-
-def _same_claim(what: str, expected: str, actual: str) -> None:
-    if expected != actual:
-        raise CheckFailedError(
-            "3", Code.TOKEN_CLAIM, f"a token for another {what} than recorded", expected=expected, actual=actual
-        )

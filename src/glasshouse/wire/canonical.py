@@ -61,8 +61,6 @@ def decode(data: bytes | bytearray | memoryview, *, max_bytes: int, max_elements
             raise FormatError(Code.SCHEMA, f"JSON nested deeper than {MAX_DEPTH}")
         else:
             again = _SORTING.encode(value).encode()
-    except FormatError:
-        raise
     except (ValueError, RecursionError) as error:
         raise FormatError(Code.SCHEMA, "not a JSON document") from error
     if again != raw:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.api.audit_chain import GENESIS, verify_chain
-from glasshouse.broker.client.owner_client import OwnerClient, Reply, exchange
-from glasshouse.errors import Code, PeerError, UsageError, VerificationError
+from glasshouse.broker.client.owner_client import OwnerClient, Reply, another_gate, exchange
+from glasshouse.errors import Code, UsageError, VerificationError
 from glasshouse.handshake.audit_head import AuditHead
 from glasshouse.handshake.owner_request import WINDOW_S, sign_request
 from glasshouse.handshake.signed_policy import SignedPolicy
@@ -148,8 +148,4 @@ class GateClient(OwnerClient):
             PeerError: `broker-unreachable`, or `broker-untrusted` for another key.
         """
         if self.broker_public() != self._public:
-            raise PeerError(
-                Code.BROKER_UNTRUSTED,
-                f"what answers at {self._url} is not the gate that was added: its key is another",
-                hint="ask who runs it; if it has a new one: glasshouse gate add --force",
-            )
+            raise another_gate(self._url, "key")

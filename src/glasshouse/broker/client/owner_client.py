@@ -114,11 +114,7 @@ def exchange(
         response = connection.getresponse()
         reply = Reply(status=response.status, body=response.read(_MAX_REPLY_BYTES + 1))
     except ssl.SSLCertVerificationError as error:
-        raise PeerError(
-            Code.BROKER_UNTRUSTED,
-            f"what answers at {url} is not the gate that was added: its certificate is another",
-            hint="ask who runs it; if it has a new one: glasshouse gate add --force",
-        ) from error
+        raise another_gate(url, "certificate") from error
     except (OSError, http.client.HTTPException) as error:
         raise PeerError(
             Code.BROKER_UNREACHABLE,
@@ -130,6 +126,15 @@ def exchange(
     if len(reply.body) > _MAX_REPLY_BYTES:
         raise PeerError(Code.BROKER_PROTOCOL, "an answer that is too long")
     return reply
+
+
+def another_gate(url: str, what: str) -> PeerError:
+    """Return the error of a gate whose key or certificate is not the pinned one."""
+    return PeerError(
+        Code.BROKER_UNTRUSTED,
+        f"what answers at {url} is not the gate that was added: its {what} is another",
+        hint="ask who runs it; if it has a new one: glasshouse gate add --force",
+    )
 
 
 class OwnerClient:

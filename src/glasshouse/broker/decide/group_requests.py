@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, insert, select
 
 from glasshouse.broker.api.owner_calls import GroupRefusal, GroupRequest
 from glasshouse.broker.decide.decisions import ApiAnswer
-from glasshouse.broker.decide.group_record import group_record, refuse
+from glasshouse.broker.decide.group_record import accepted_machines, group_record, refuse
 from glasshouse.broker.store import audit_log, recorded
 from glasshouse.broker.store.broker_state import BrokerState
 from glasshouse.broker.store.database_schema import groups, members
@@ -82,9 +82,8 @@ class GroupRequests:
         def look(connection: Connection) -> dict[str, Json]:
             found = self._found(connection, group_id, scope)
             count = select(func.count()).select_from(members).where(members.c.group_id == group_id)
-            accepted = connection.execute(count.where(members.c.evidence_sha256.is_not(None))).scalar_one()
             return {
-                "accepted": int(accepted),
+                "accepted": len(accepted_machines(connection, group_id)),
                 "deadline_us": found.deadline_us,
                 "deployment": found.deployment,
                 "launched": int(connection.execute(count).scalar_one()),

@@ -10,7 +10,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from glasshouse.broker.api.owner_calls import BrokerReady, GateReady
@@ -84,13 +84,8 @@ def serve(
                 certificate = Certificate(data_dir / CERTIFICATE_NAME)
                 gate_url = gate_url.replace("http:", "https:", 1)
             servers.append((gate_server(apps.gate, certificate), gate))
-            listens = GateReady(
-                runtime_url=runtime_url,
-                owner_socket=path,
-                broker_public=broker.public,
-                gate=gate_url,
-                certificate=None if certificate is None else certificate.sha256,
-            )
+            pinned = None if certificate is None else certificate.sha256
+            listens = GateReady(**asdict(listens), gate=gate_url, certificate=pinned)
         gc.collect()
         gc.freeze()
         asyncio.run(_run(servers, lambda: ready(listens), stop_at_eof))

@@ -221,17 +221,9 @@ def as_launch(row: RowMapping) -> LaunchRecord:
     group = None
     if row["group_id"] is not None:
         group = Group(id=row["group_id"], machines=row["machines"], machine=row["machine"], ranks=row["ranks"])
-    return LaunchRecord(
-        jti=row["jti"],
-        deployment=row["deployment"],
-        run_id=row["run_id"],
-        container_id=row["container_id"],
-        container_source=ContainerSource(row["container_source"]),
-        launch_public=row["launch_public"],
-        expires_us=row["expires_us"],
-        created_us=row["created_us"],
-        group=group,
-    )
+    recorded = {column.name: row[column.name] for column in launches.c}
+    recorded["container_source"] = ContainerSource(row["container_source"])
+    return LaunchRecord(**recorded, group=group)
 
 
 def lock_deployment(connection: Connection, deployment: str) -> None:
