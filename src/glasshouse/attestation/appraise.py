@@ -35,11 +35,7 @@ def check_5_time(claims: Claims, *, challenge_issued_us: int, now_us: int, skew_
 
 
 def check_6_manifest(claims: Claims, *, manifest_sha256: bytes, package_id: str) -> None:
-    """For the package of the deployment's record.
-
-    Raises:
-        CheckFailedError: `manifest-mismatch`.
-    """
+    """For the package of the deployment's record; raises `CheckFailedError`, `manifest-mismatch`."""
     check_same("6", Code.MANIFEST_MISMATCH, "another manifest", manifest_sha256.hex(), claims.manifest_sha256.hex())
     check_same("6", Code.MANIFEST_MISMATCH, "another package", package_id, claims.package_id)
 
@@ -47,11 +43,7 @@ def check_6_manifest(claims: Claims, *, manifest_sha256: bytes, package_id: str)
 def check_7_container(
     claims: Claims, *, container_id: str, container_source: ContainerSource, run_id: str, deployment: str
 ) -> None:
-    """From the container, run and deployment of the launch record.
-
-    Raises:
-        CheckFailedError: `container-mismatch`.
-    """
+    """From the container, run and deployment of the launch record; raises `CheckFailedError`, `container-mismatch`."""
     check_same("7", Code.CONTAINER_MISMATCH, "another container id", container_id, claims.container_id)
     check_same(
         "7", Code.CONTAINER_MISMATCH, "another container source", container_source.value, claims.container_source.value

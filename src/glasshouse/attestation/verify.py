@@ -63,11 +63,7 @@ def check_4_signatures(envelope: dsse.Envelope, *, evidence_public: bytes, launc
 
 
 def check_9_composite(evidence: Evidence) -> None:
-    """The composite is the digest of the claims beside it.
-
-    Raises:
-        CheckFailedError: `composite-mismatch`.
-    """
+    """The composite is the digest of the claims beside it; raises `CheckFailedError`, `composite-mismatch`."""
     expected = composite(evidence.claims)
     if evidence.composite != expected:
         raise CheckFailedError(

@@ -52,11 +52,7 @@ class Delegation(dsse.Signed, name="delegation", max_bytes=MAX_DELEGATION_BYTES,
         return self.serial_us > other.serial_us or (self.serial_us == other.serial_us == 0)
 
     def check(self, use: Use, *, broker_public: bytes, at_us: int, leeway_us: int = 0) -> None:
-        """Check that this broker key might do this at this time.
-
-        Raises:
-            VerificationError: `delegation-invalid`.
-        """
+        """Check that this broker key might do this at this time; raises `VerificationError`, `delegation-invalid`."""
         if broker_public != self.broker_public:
             raise VerificationError(Code.CHAIN_DELEGATION, "the owner delegated to another broker key")
         if use not in self.uses:

@@ -40,11 +40,7 @@ def challenge_request(launch: LaunchFile) -> bytes:
 
 
 def read_challenge(data: bytes, launch: LaunchFile, *, now_us: int) -> Challenge:
-    """Parse the broker's challenge and check that it is for this launch.
-
-    Raises:
-        PeerError: `broker-protocol`.
-    """
+    """Parse the broker's challenge and check that it is for this launch; raises `PeerError`, `broker-protocol`."""
     try:
         challenge = Challenge.parse(data)
     except FormatError as error:

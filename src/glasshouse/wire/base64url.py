@@ -13,11 +13,7 @@ def b64encode(data: bytes) -> str:
 
 
 def b64decode(text: str) -> bytes:
-    """Inverse of `b64encode`; refuses any other spelling of the same bytes.
-
-    Raises:
-        FormatError: `schema-invalid`.
-    """
+    """Inverse of `b64encode`; refuses any other spelling of the same bytes. Raises `FormatError`, `schema-invalid`."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except ValueError:

@@ -20,11 +20,7 @@ _FORGET = update(members).where(members.c.group_id == bindparam("group")).values
 
 
 def group_record(connection: Connection, group_id: bytes) -> GroupRecord:
-    """Return how a group is recorded.
-
-    Raises:
-        RefusedError: `deployment-unknown`.
-    """
+    """Return how a group is recorded; raises `RefusedError`, `deployment-unknown`."""
     row = connection.execute(_GROUP, {"group": group_id}).one_or_none()
     if row is None:
         raise RefusedError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such group")

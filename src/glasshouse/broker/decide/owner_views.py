@@ -131,11 +131,7 @@ class OwnerViews:
 
 
 def after(parameters: Mapping[str, str], of: str) -> int:
-    """Return the query parameter `after`, 0 where it is absent.
-
-    Raises:
-        UsageError: `usage` for what is no number.
-    """
+    """Return the query parameter `after`, 0 where it is absent; raises `UsageError`, `usage` for what is no number."""
     text = parameters.get("after", "0")
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise UsageError(Code.USAGE, f"after is not a number {of}")

@@ -239,11 +239,7 @@ class Server(uvicorn.Server):
 
 
 def parse_bind(bind: str) -> tuple[str, int] | Path:
-    """Read ``host:port``, ``[v6]:port`` or ``unix:/path``.
-
-    Raises:
-        UsageError: `usage`.
-    """
+    """Read ``host:port``, ``[v6]:port`` or ``unix:/path``. Raises `UsageError`, `usage`."""
     if bind.startswith("unix:/"):
         return Path(bind[5:])
     host, colon, port = bind.rpartition(":")

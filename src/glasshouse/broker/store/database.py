@@ -105,11 +105,7 @@ class Database:
         shared.commit()
 
     def read(self, look: Callable[[Connection], Result]) -> Result:
-        """Run `look`, which changes nothing.
-
-        Raises:
-            PeerError: `broker-unreachable`.
-        """
+        """Run `look`, which changes nothing; raises `PeerError`, `broker-unreachable`."""
         try:
             with self._engine.connect() as connection:
                 _begin(connection, reading=True)

@@ -270,11 +270,7 @@ class AttestedRuntime:
 
 
 def attested(connection: Connection, run_id: str, signer: str, *, broker_public: bytes) -> AttestedRuntime:
-    """Find the attested runtime whose evidence key is called `signer`.
-
-    Raises:
-        RefusedError: `run-unknown`.
-    """
+    """Find the attested runtime whose evidence key is called `signer`; raises `RefusedError`, `run-unknown`."""
     for row in connection.execute(_ATTESTED, {"run_id": run_id}).mappings():
         if key_id(row["evidence_public"]) == signer:
             return AttestedRuntime(
