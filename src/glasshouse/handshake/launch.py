@@ -77,10 +77,7 @@ class LaunchFile(Record, name="launch", max_bytes=MAX_LAUNCH_BYTES):
         return parse_token_at_issue(self.token, broker_public=self.broker_public)
 
     def check_delegation(self, *, owner_public: bytes, now_us: int, leeway_us: int) -> None:
-        """Check that the package's owner delegated release to the pinned broker.
-
-        Args:
-            leeway_us: by how much the runtime's clock may be off.
+        """Check that the package's owner delegated release to the pinned broker, by a clock that may be off a little.
 
         Raises:
             FormatError: as `Delegation.from_envelope`.

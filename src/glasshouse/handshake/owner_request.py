@@ -69,7 +69,6 @@ def sign_request(
 
     Args:
         target: path and query, as they stand in the request line.
-        body: all of it; empty where there is none.
         serial_us: the time in microseconds, and more than any before.
 
     Raises:
@@ -101,7 +100,6 @@ def authenticate(
     """Make checks 1 to 5 of spec/owner-api.md, before anything of the body is read.
 
     Args:
-        authorization: the field's value, if there is one.
         owners: public signing keys of those who are enrolled, by their key ids.
 
     Raises:

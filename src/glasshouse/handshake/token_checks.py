@@ -65,9 +65,6 @@ def check_3_token(
 ) -> TokenClaims:
     """The launch token is ours, valid, and agrees with launch record, deployment record and challenge.
 
-    Args:
-        record, launch, deployment: that the challenge was given for.
-
     Raises:
         CheckFailedError: `token-type-mismatch`, `token-signature-invalid`, `token-expired`,
             `token-key-mismatch`, `token-claim-mismatch`, `deployment-expired`, `package-revoked` or

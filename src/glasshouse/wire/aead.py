@@ -50,7 +50,6 @@ class ChunkCipher:
     Args:
         key: 32 bytes, used for this stream only.
         prefix: 7 bytes of nonce; constant zero is fine where the key is fresh.
-        associated_data: what every chunk is bound to.
     """
 
     __slots__ = ("_associated_data", "_cipher", "_prefix")

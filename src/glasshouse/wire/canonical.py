@@ -36,7 +36,6 @@ def decode(data: bytes | bytearray | memoryview, *, max_bytes: int, max_elements
     """Parse canonical JSON and refuse every other encoding of the same value.
 
     Args:
-        data: the bytes as received.
         max_bytes: refused before parsing when longer.
         max_elements: for unauthenticated input: refused before parsing when it has more of the bytes ``,`` ``[`` and
             ``{``, which the cost of parsing grows with, or is not ASCII: other keys are sorted in Python.

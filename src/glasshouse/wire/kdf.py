@@ -15,11 +15,7 @@ def sha256(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def salted(salt: bytes | bytearray | memoryview, digest: bytes) -> bytes:
-    """Return HMAC-SHA-256(salt, digest): it commits to the digest, and without the salt no guess can be compared.
-
-    Args:
-        salt: 32 random bytes.
-    """
+    """Return HMAC-SHA-256(salt, digest): it commits to the digest, and without the salt no guess can be compared."""
     return hmac.digest(salt, digest, "sha256")
 
 
@@ -37,7 +33,5 @@ def derive(key: bytes | bytearray | memoryview, *info: bytes, salt: bytes = b"",
     Args:
         key: uniformly random input keying material.
         info: a label and what the key is bound to; length-prefixed before use.
-        salt: public, optional.
-        length: bytes of output.
     """
     return HKDF(algorithm=SHA256(), length=length, salt=salt or None, info=lengths_prefixed(*info)).derive(key)

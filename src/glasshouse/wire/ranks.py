@@ -67,10 +67,7 @@ class _Refused(Record, name="group secret", constants={"type": "refused"}):
 
 
 def ask_secret(token: str) -> bytes:
-    """Return the frame that asks for the group secret.
-
-    Args:
-        token: as it stands in the environment.
+    """Return the frame that asks for the group secret, with the token of the environment.
 
     Raises:
         CollectiveError: `group-secret-missing`: that is no token.

@@ -23,13 +23,8 @@ class BrokerProcess:
     Args:
         directory: data directory and owner's socket go below it; mode 0700.
         data: the data directory, where it lies elsewhere: a socket's path must be short, a disk's need not.
-        runtime_bind: ``host:port`` or ``unix:/path``.
         name: of the socket, so that several brokers can share one data directory.
         program: what the interpreter runs.
-
-    Attributes:
-        runtime_url: where runtimes reach it.
-        broker_public: the key that an owner delegates to.
 
     Raises:
         PeerError: `broker-unreachable` when it does not start; the reason is on standard error.

@@ -41,9 +41,7 @@ class GateClient(OwnerClient):
     Args:
         url: of the gate, for errors and the Host field.
         connect: returns a connection to it whose other end was checked to be it.
-        gate_public: its signing key, as it is pinned.
         owner: signs the requests; None for requests that need no signature.
-        clock_us: microseconds since the epoch.
     """
 
     def __init__(

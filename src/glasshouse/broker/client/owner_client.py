@@ -72,8 +72,8 @@ class Reply:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_TIMEOUT_S)
         self._path = path
 
     def connect(self) -> None:
@@ -82,20 +82,19 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def request(url: str, method: str, path: str, body: bytes | None = None, *, timeout_s: float = _TIMEOUT_S) -> Reply:
+def request(url: str, method: str, path: str, body: bytes | None = None) -> Reply:
     """Send one request.
 
     Args:
         url: ``http://host:port`` or ``unix:/path``.
-        timeout_s: how long to wait for each part of the answer.
 
     Raises:
         PeerError: `broker-unreachable` when no whole answer came, `broker-protocol` for one that is too long.
     """
     if url.startswith("unix:"):
-        connection: http.client.HTTPConnection = _UnixConnection(url.removeprefix("unix:"), timeout_s)
+        connection: http.client.HTTPConnection = _UnixConnection(url.removeprefix("unix:"))
     else:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=timeout_s)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=_TIMEOUT_S)
     return exchange(connection, url, method, path, body)
 
 
@@ -141,14 +140,10 @@ class OwnerClient:
     """Calls the broker with what only its owner may request.
 
     Every method raises `PeerError` when the broker is away, and the broker's own refusal as the exception of its code.
-
-    Args:
-        timeout_s: how long to wait for each part of an answer.
     """
 
-    def __init__(self, socket_path: Path | str, *, timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(self, socket_path: Path | str) -> None:
         self._url = f"unix:{socket_path}"
-        self._timeout_s = timeout_s
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the broker answers.
@@ -268,7 +263,7 @@ class OwnerClient:
         return answer
 
     def _send(self, method: str, path: str, body: bytes | None) -> Reply:
-        return request(self._url, method, path, body, timeout_s=self._timeout_s)
+        return request(self._url, method, path, body)
 
 
 def _envelope(data: bytes) -> Envelope:

@@ -27,7 +27,6 @@ class Admission:
     """Authenticates and counts requests of enrolled owners.
 
     Args:
-        owners: public signing keys of those who are enrolled.
         in_flight: how many requests of one owner may wait for their answer.
     """
 

@@ -149,11 +149,7 @@ class Room:
 
 
 class Troubles:
-    """Logs what goes wrong in an event loop: one line a minute at most, and nothing of what clients sent.
-
-    Args:
-        clock_s: monotonic seconds.
-    """
+    """Logs what goes wrong in an event loop: one line a minute at most, and nothing of what clients sent."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s

@@ -69,11 +69,7 @@ def add_route(app: Starlette, call: OwnerCall, *, executor: Executor) -> None:
 
 
 def add_signed_route(app: Starlette, call: OwnerCall, *, executor: Executor, admission: Admission) -> None:
-    """Answer a call of enrolled owners, each within their own scope.
-
-    Args:
-        admission: refuses what none of them signed, before its body is read.
-    """
+    """Answer a call of enrolled owners, each within their own scope; another is refused before its body is read."""
 
     def answer(request: Request, body: bytes, parameters: Mapping[str, str]) -> ApiAnswer:
         return call.handler(body, parameters, admission.take(request.state.signed, body))
@@ -105,7 +101,6 @@ def add_message_route(
     Args:
         reader: takes the whole body and returns what is to be decided. It raises, which becomes a problem, for
             whatever is not authentic: that never reaches `executor`.
-        pace: finds what is repeated too fast.
     """
 
     async def work(request: Request, body: bytes, _parameters: Mapping[str, str]) -> ApiAnswer:

@@ -50,11 +50,7 @@ def address_of(host: str | None) -> str:
 
 
 class Shares:
-    """What each address has cost for nothing, and which of them something authentic came from.
-
-    Args:
-        clock_s: monotonic seconds.
-    """
+    """What each address has cost for nothing, and which of them something authentic came from."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -115,11 +111,7 @@ class Pace:
 
 
 class Intake:
-    """Counts requests, and reads them one after the other.
-
-    Args:
-        shares: which addresses wait behind which.
-    """
+    """Counts requests, and reads them one after the other."""
 
     def __init__(self, shares: Shares | None = None) -> None:
         self._shares = shares or Shares()
@@ -158,9 +150,7 @@ class Intake:
 
         Args:
             read: returns what was read; it raises where that came to nothing.
-            address: where it came from, see `address_of`.
             size: of the message, in bytes: small ones go first.
-            effect: of what was read.
 
         Raises:
             PeerError: `broker-unreachable` when too many wait that came from this address and it is beyond its share,

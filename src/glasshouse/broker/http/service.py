@@ -57,11 +57,8 @@ def create_apps(
 
     Args:
         executor: where decisions are made, and what answers wait for: a `GroupCommit` once the broker serves.
-        intake: where messages of runtimes are read.
-        limits: how many challenges one deployment may have.
         owners: public signing keys of those who are enrolled: they alone may call over the network.
         keeps: what runs leave, at a gate that stores that.
-        quota: how much of the gate each of them may have.
     """
     quota = quota or Quota()
     decides, reports = ReleaseGate(broker, limits or GateLimits()), Countersigner(broker)

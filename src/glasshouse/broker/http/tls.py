@@ -46,7 +46,6 @@ class Certificate:
 
     Attributes:
         sha256: of the certificate's DER form: what owners and launch files pin.
-        context: for the listener.
 
     Raises:
         UsageError: a file that others can read, or that holds no certificate and key.
@@ -114,11 +113,7 @@ class _Inner(BoundedProtocol):
 
 
 class TlsProtocol(sslproto.SSLProtocol):
-    """One connection, from before its handshake.
-
-    Attributes:
-        room, context: of the listener.
-    """
+    """One connection, from before its handshake."""
 
     max_size = _PIECE_BYTES
     room: Room
