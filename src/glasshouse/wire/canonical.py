@@ -29,7 +29,10 @@ def encode(value: Json) -> bytes:
     if _plain(value, 0) and (text := _SORTING.encode(value)).isascii():
         # For ASCII keys the order of RFC 8785 is that of the code points, which the C encoder sorts by.
         return text.encode("ascii")
-    return _KEEPING.encode(_ordered(value, 0)).encode()
+    try:
+        return _KEEPING.encode(_ordered(value, 0)).encode()
+    except UnicodeEncodeError:
+        raise FormatError(Code.SCHEMA, "a string with a lone surrogate") from None
 
 
 def decode(data: bytes | bytearray | memoryview, *, max_bytes: int, max_elements: int | None = None) -> Json:
@@ -105,10 +108,7 @@ def _too_deep(value: Json) -> bool:
 def _ordered(value: Json, depth: int) -> Json:
     if depth > MAX_DEPTH:
         raise FormatError(Code.SCHEMA, f"JSON nested deeper than {MAX_DEPTH}")
-    if value is None or value is True or value is False:
-        return value
-    if isinstance(value, str):
-        _checked_text(value)
+    if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
         if not -MAX_INTEGER <= value <= MAX_INTEGER:
@@ -118,19 +118,11 @@ def _ordered(value: Json, depth: int) -> Json:
         for key in value:
             if not isinstance(key, str):
                 raise FormatError(Code.SCHEMA, "an object key that is not a string")
-            _checked_text(key)
         # RFC 8785 section 3.2.3: sorted by UTF-16 code units, not by code points.
         return {key: _ordered(value[key], depth + 1) for key in sorted(value, key=lambda key: key.encode("utf-16-be"))}
     if isinstance(value, (list, tuple)):
         return [_ordered(item, depth + 1) for item in value]
     raise FormatError(Code.SCHEMA, f"a {type(value).__name__} has no canonical JSON form")
-
-
-def _checked_text(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise FormatError(Code.SCHEMA, "a string with a lone surrogate") from None
 
 
 def _closed_object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
