@@ -13,8 +13,9 @@ from sqlalchemy import Connection
 
 from glasshouse.broker.api import audit_chain
 from glasshouse.broker.client.owner_client import Reply
+from glasshouse.broker.decide import group_release
 from glasshouse.broker.decide.key_release import GateLimits
-from glasshouse.broker.decide.releases import Release, Releases
+from glasshouse.broker.decide.releases import Release, write_release
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.messages import ReleaseRequest
@@ -399,15 +400,14 @@ def test_evidence_that_waits_in_vain_is_swept(broker: LocalBroker, owner: Owner)
 def defect(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Release]]:
     """A broker that fails between the first release of a group and the second."""
     written: list[Release] = []
-    write = Releases.write
 
-    def failing(releases: Releases, connection: Connection, record: Any, release: Release, now_us: int) -> None:
+    def failing(connection: Connection, record: Any, release: Release, now_us: int) -> None:
         written.append(release)
         if len(written) == 2:
             raise ZeroDivisionError
-        write(releases, connection, record, release, now_us)
+        write_release(connection, record, release, now_us)
 
-    monkeypatch.setattr(Releases, "write", failing)
+    monkeypatch.setattr(group_release, "write_release", failing)
     yield written
     assert len(written) >= 2, "the defect was met"
 

@@ -12,6 +12,7 @@ import pytest
 from glasshouse.attestation import appraise, verify
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.decide.group_release import GroupReleases
+from glasshouse.broker.decide.releases import make_release, write_release
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake import token_checks
 from glasshouse.tamper.attacks import ATTACKS, CONTROL, Attack
@@ -78,12 +79,18 @@ def test_every_story_of_a_group_holds_against_a_sound_gate(owner: Owner, one: At
 
 def test_a_gate_that_releases_before_all_are_there_is_found_out(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     def at_once(
-        groups: GroupReleases, connection: Any, standing: Any, launch: Any, challenge: Any, appraisal: Any, *_: Any
+        groups: GroupReleases,
+        connection: Any,
+        standing: Any,
+        _launch: Any,
+        challenge: Any,
+        appraisal: Any,
+        _message: bytes,
+        now_us: int,
     ) -> Any:
         """As if the launch had no group."""
-        sha, known = groups._releases.check_13(connection, standing, appraisal)
-        made = groups._releases.make(standing, challenge, appraisal, keys_sha256=sha, known=known, now_us=1)
-        groups._releases.write(connection, standing.record, made, 1)
+        made = make_release(groups.broker, connection, standing, challenge, appraisal, now_us)
+        write_release(connection, standing.record, made, now_us)
         return ApiAnswer(body=made.body)
 
     monkeypatch.setattr(GroupReleases, "accept", at_once)
@@ -121,7 +128,7 @@ def test_a_gate_that_lets_two_machines_be_one_is_found_out(owner: Owner, monkeyp
         ("anti-debug disabled", appraise, "check_11_hardening"),
         ("runtime state spoofed", appraise, "check_10_state"),
         ("anti-debug profile downgrade", appraise, "check_11_hardening"),
-        ("JWT claim mismatch", token_checks, "_same_claim"),
+        ("JWT claim mismatch", token_checks, "check_same"),
     ],
 )
 def test_a_gate_that_lost_a_check_is_found_out_by_the_story_about_it(

@@ -16,7 +16,7 @@ from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.verify import check_1_message
 from glasshouse.broker.decide.decisions import OVER_PACE_US, PACE_US, ApiAnswer, Decision, Effect
 from glasshouse.broker.decide.group_record import accepted_machines, current, group_record, refuse, settle
-from glasshouse.broker.decide.releases import Release, Releases, group_facts, others_keys
+from glasshouse.broker.decide.releases import Release, check_13, group_facts, make_release, others_keys, write_release
 from glasshouse.broker.store import audit_log, recorded
 from glasshouse.broker.store.broker_state import BrokerState
 from glasshouse.broker.store.database import OvertakenError
@@ -100,7 +100,6 @@ class GroupReleases:
     """Decides for groups."""
 
     broker: BrokerState
-    releases: Releases
 
     def accept(
         self,
@@ -122,10 +121,10 @@ class GroupReleases:
         group = _of(launch)
         record = current(connection, group.id, now_us)
         if record.state is GroupState.RELEASED:  # once more to a machine that lost its answer
-            release = self.releases.make(connection, standing, challenge, appraisal, now_us, group=group)
+            release = make_release(self.broker, connection, standing, challenge, appraisal, now_us, group=group)
             if not release.known:
                 raise InternalError(Code.INTERNAL, "a group that was released without one of its machines")
-            self.releases.write(connection, standing.record, release, now_us)
+            write_release(connection, standing.record, release, now_us)
             return ApiAnswer(body=release.body)
         check_14_group(record)
         if _is_overtaken(connection, launch, challenge):
@@ -238,7 +237,7 @@ class GroupReleases:
         self, connection: Connection, standing: DeploymentStanding, group: Group, appraisal: Appraisal
     ) -> bytes:
         """Run check 13 for a machine of a group that waits: room for all of it, and keys of no other release."""
-        keys_sha256, known = self.releases.check_13(connection, standing, appraisal, more=group.machines)
+        keys_sha256, known = check_13(connection, standing, appraisal, more=group.machines)
         mine = (appraisal.claims.evidence_public, keys_sha256)
         for row in connection.execute(_KEYS, {"group": group.id}):
             theirs = (row.evidence_public, row.keys_sha256)
@@ -271,7 +270,7 @@ class GroupReleases:
             except CheckFailedError as error:
                 raise _BlamedError(row["machine"], error) from None
         for nonce, release in made.items():
-            self.releases.write(connection, standing.record, release, now_us)
+            write_release(connection, standing.record, release, now_us)
             connection.execute(_ANSWER, {"challenge": nonce, "status": _RELEASED, "answer": release.body})
         if not settle(connection, last.id, GroupState.RELEASED, now_us=now_us):
             raise OvertakenError
@@ -289,7 +288,9 @@ class GroupReleases:
             broker_public=self.broker.public,
             now_us=now_us,
         )
-        return self.releases.make(connection, standing, challenge, appraisal, now_us, more=group.machines, group=group)
+        return make_release(
+            self.broker, connection, standing, challenge, appraisal, now_us, more=group.machines, group=group
+        )
 
 
 def _is_overtaken(connection: Connection, launch: LaunchRecord, challenge: Challenge) -> bool:

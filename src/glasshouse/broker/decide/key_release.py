@@ -20,7 +20,7 @@ from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.verify import check_1_envelope, check_1_payload, check_4_signatures
 from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect
 from glasshouse.broker.decide.group_release import GroupReleases
-from glasshouse.broker.decide.releases import Releases, group_facts
+from glasshouse.broker.decide.releases import group_facts, make_release, write_release
 from glasshouse.broker.store import audit_log, recorded
 from glasshouse.broker.store.broker_state import BrokerState
 from glasshouse.broker.store.database import OvertakenError
@@ -85,8 +85,7 @@ class ReleaseGate:
     def __init__(self, broker: BrokerState, limits: GateLimits) -> None:
         self._broker = broker
         self._limits = limits
-        self._releases = Releases(broker)
-        self._groups = GroupReleases(broker, self._releases)
+        self._groups = GroupReleases(broker)
         self.ask = self._groups.ask
         self._swept_us = 0
 
@@ -251,9 +250,9 @@ class ReleaseGate:
             )
             if launch.group is not None:
                 return self._groups.accept(connection, standing, launch, challenge, appraisal, message, now_us)
-            release = self._releases.make(connection, standing, challenge, appraisal, now_us)
+            release = make_release(self._broker, connection, standing, challenge, appraisal, now_us)
             # The counter moves only once everything else has succeeded.
-            self._releases.write(connection, standing.record, release, now_us)
+            write_release(connection, standing.record, release, now_us)
             return ApiAnswer(body=release.body)
         except (SQLAlchemyError, OvertakenError):
             raise

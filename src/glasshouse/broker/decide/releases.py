@@ -49,89 +49,85 @@ class Release:
     group: Group | None
 
 
-@dataclass(frozen=True, slots=True)
-class Releases:
-    """Makes releases and writes them down."""
+def check_13(
+    connection: Connection, standing: DeploymentStanding, appraisal: Appraisal, *, more: int = 1
+) -> tuple[bytes, bool]:
+    """Run check 13; return the digest of the runtime's keys, and whether it was released to before.
 
-    broker: BrokerState
+    Args:
+        more: how many runtimes are released to together.
 
-    def check_13(
-        self, connection: Connection, standing: DeploymentStanding, appraisal: Appraisal, *, more: int = 1
-    ) -> tuple[bytes, bool]:
-        """Run check 13; return the digest of the runtime's keys, and whether it was released to before.
+    Raises:
+        CheckFailedError: `release-budget-exhausted`.
+    """
+    record, claims = standing.record, appraisal.claims
+    # Of both: an HPKE key is read by all on the way and proves nothing to us; an evidence key signs.
+    keys_sha256 = sha256(lengths_prefixed(claims.hpke_public, claims.evidence_public))
+    known = _is_known(connection, (record.deployment, keys_sha256, claims.evidence_public, claims.run_id))
+    check_13_budget(released_to=standing.released, known=known, policy=record.policy, more=more)
+    return keys_sha256, known
 
-        Args:
-            more: how many runtimes are released to together.
 
-        Raises:
-            CheckFailedError: `release-budget-exhausted`.
-        """
-        record, claims = standing.record, appraisal.claims
-        # Of both: an HPKE key is read by all on the way and proves nothing to us; an evidence key signs.
-        keys_sha256 = sha256(lengths_prefixed(claims.hpke_public, claims.evidence_public))
-        known = _is_known(connection, (record.deployment, keys_sha256, claims.evidence_public, claims.run_id))
-        check_13_budget(released_to=standing.released, known=known, policy=record.policy, more=more)
-        return keys_sha256, known
+def make_release(
+    broker: BrokerState,
+    connection: Connection,
+    standing: DeploymentStanding,
+    challenge: Challenge,
+    appraisal: Appraisal,
+    now_us: int,
+    *,
+    more: int = 1,
+    group: Group | None = None,
+) -> Release:
+    """Return the release for evidence that passed checks 1 to 12, after check 13; nothing is written."""
+    keys_sha256, known = check_13(connection, standing, appraisal, more=more)
+    body = build_release(
+        appraisal,
+        package_key=standing.package_key(broker.key_file),
+        broker_key=broker.key,
+        challenge=challenge,
+        record=standing.record,
+        now_us=now_us,
+    )
+    return Release(body=body, appraisal=appraisal, keys_sha256=keys_sha256, known=known, group=group)
 
-    def make(
-        self,
-        connection: Connection,
-        standing: DeploymentStanding,
-        challenge: Challenge,
-        appraisal: Appraisal,
-        now_us: int,
-        *,
-        more: int = 1,
-        group: Group | None = None,
-    ) -> Release:
-        """Return the release for evidence that passed checks 1 to 12, after check 13; nothing is written."""
-        keys_sha256, known = self.check_13(connection, standing, appraisal, more=more)
-        body = build_release(
-            appraisal,
-            package_key=standing.package_key(self.broker.key_file),
-            broker_key=self.broker.key,
-            challenge=challenge,
-            record=standing.record,
-            now_us=now_us,
-        )
-        return Release(body=body, appraisal=appraisal, keys_sha256=keys_sha256, known=known, group=group)
 
-    def write(self, connection: Connection, record: DeploymentRecord, release: Release, now_us: int) -> None:
-        """Count a release, record for which runtime it is, and audit it.
+def write_release(connection: Connection, record: DeploymentRecord, release: Release, now_us: int) -> None:
+    """Count a release, record for which runtime it is, and audit it.
 
-        Raises:
-            CheckFailedError: `release-budget-exhausted`: another process was faster, where none can lock the row.
-        """
-        claims = release.appraisal.claims
-        if release.known:
-            here = {"here": record.deployment, "key": release.keys_sha256, "now_us": now_us}
-            connection.execute(_RELEASE_AGAIN, here)
-        else:
-            budget = {"deployment": record.deployment, "budget": record.policy.release_budget}
-            if connection.execute(_COUNT, budget).rowcount != 1:
-                raise CheckFailedError("13", Code.RELEASE_BUDGET, "the deployment's release budget is used up")
-            values = {
-                "deployment": record.deployment,
-                "keys_sha256": release.keys_sha256,
-                "evidence_public": claims.evidence_public,
-                "run_id": claims.run_id,
-                "released_us": now_us,
-                "contact_us": now_us,
-            }
-            connection.execute(_RELEASE, values)
-        audit_log.append(
-            connection,
-            "release",
-            now_us,
-            assurance=claims.assurance.value,
-            counted=0 if release.known else 1,
-            deployment=record.deployment,
-            evidence_sha256=release.appraisal.evidence_sha256.hex(),
-            hpke_sha256=sha256(claims.hpke_public).hex(),
-            profile=claims.hardening.profile.value,
-            run_id=claims.run_id,
-            **group_facts(release.group),
-        )
+    Raises:
+        CheckFailedError: `release-budget-exhausted`: another process was faster, where none can lock the row.
+    """
+    claims = release.appraisal.claims
+    if release.known:
+        here = {"here": record.deployment, "key": release.keys_sha256, "now_us": now_us}
+        connection.execute(_RELEASE_AGAIN, here)
+    else:
+        budget = {"deployment": record.deployment, "budget": record.policy.release_budget}
+        if connection.execute(_COUNT, budget).rowcount != 1:
+            raise CheckFailedError("13", Code.RELEASE_BUDGET, "the deployment's release budget is used up")
+        values = {
+            "deployment": record.deployment,
+            "keys_sha256": release.keys_sha256,
+            "evidence_public": claims.evidence_public,
+            "run_id": claims.run_id,
+            "released_us": now_us,
+            "contact_us": now_us,
+        }
+        connection.execute(_RELEASE, values)
+    audit_log.append(
+        connection,
+        "release",
+        now_us,
+        assurance=claims.assurance.value,
+        counted=0 if release.known else 1,
+        deployment=record.deployment,
+        evidence_sha256=release.appraisal.evidence_sha256.hex(),
+        hpke_sha256=sha256(claims.hpke_public).hex(),
+        profile=claims.hardening.profile.value,
+        run_id=claims.run_id,
+        **group_facts(release.group),
+    )
 
 
 def group_facts(group: Group | None) -> dict[str, str | int]:

@@ -19,7 +19,7 @@ from glasshouse.broker.http.connections import Troubles
 from glasshouse.broker.http.intake import Intake
 from glasshouse.broker.http.listeners import BACKLOG, MOST_LISTENERS, Server, bind_tcp, bind_unix, parse_bind
 from glasshouse.broker.http.service import create_apps
-from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, gate_server
+from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
 from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.broker.store.group_commit import GroupCommit
 
@@ -79,12 +79,13 @@ def serve(
         listens = BrokerReady(runtime_url=runtime_url, owner_socket=path, broker_public=broker.public)
         if network is not None:
             gate, gate_url = stack.enter_context(_listening(network.bind))
-            certificate = None
-            if not network.plain:
+            pinned = None
+            if network.plain:
+                servers.append((Server(apps.gate), gate))
+            else:
                 certificate = Certificate(data_dir / CERTIFICATE_NAME)
-                gate_url = gate_url.replace("http:", "https:", 1)
-            servers.append((gate_server(apps.gate, certificate), gate))
-            pinned = None if certificate is None else certificate.sha256
+                servers.append((Server(apps.gate, TlsProtocol, context=certificate.context), gate))
+                pinned, gate_url = certificate.sha256, gate_url.replace("http:", "https:", 1)
             listens = GateReady(**asdict(listens), gate=gate_url, certificate=pinned)
         gc.collect()
         gc.freeze()

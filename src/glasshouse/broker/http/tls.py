@@ -19,11 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
-from starlette.applications import Starlette
 
 from glasshouse.broker.http.connections import Room
 from glasshouse.broker.http.intake import address_of
-from glasshouse.broker.http.listeners import BoundedProtocol, Server
+from glasshouse.broker.http.listeners import BoundedProtocol
 from glasshouse.broker.store.key_file import read_private_file, write_private_file
 from glasshouse.errors import Code, UsageError
 from glasshouse.wire.kdf import sha256
@@ -155,10 +154,3 @@ class TlsProtocol(sslproto.SSLProtocol):
         """End the connection at once."""
         if self._plain is not None:
             self._plain.abort()
-
-
-def gate_server(app: Starlette, certificate: Certificate | None) -> Server:
-    """Return the listener for owners and places; without a certificate, for what has one and stands in front of it."""
-    if certificate is None:
-        return Server(app)
-    return Server(app, TlsProtocol, context=certificate.context)
