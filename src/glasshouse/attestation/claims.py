@@ -122,8 +122,5 @@ class Claims(Record, name="claims", constants=CONFIRMATION, derived={"eat_profil
 
 
 def composite(claims: Claims) -> bytes:
-    """Return the 32 bytes that every hardware root must carry as its user data.
-
-    They cover every claim, and so the HPKE key, the evidence key and the challenge.
-    """
+    """Return the 32 bytes that each hardware root carries as user data: they cover all claims, so keys and challenge."""
     return sha256(lengths_prefixed(_COMPOSITE_LABEL, claims.encode()))

@@ -29,11 +29,7 @@ _SECOND_US = 1_000_000
 
 
 class StaleRequestError(RefusedError):
-    """A request that an enrolled owner signed, and that comes too late, too early or not in order.
-
-    Args:
-        expected, actual: both sides, in microseconds since the epoch.
-    """
+    """A request that an enrolled owner signed, and that comes too late, too early or not in order; in microseconds."""
 
     def __init__(self, message: str, *, expected: int, actual: int) -> None:
         super().__init__(Code.OWNER_STALE, message, hint="set the clock that is wrong: timedatectl set-ntp true")

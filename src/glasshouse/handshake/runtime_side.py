@@ -60,10 +60,7 @@ def read_challenge(data: bytes, launch: LaunchFile, *, now_us: int) -> Challenge
 def evidence_message(
     claims: Claims, hardware: Sequence[Blob], *, evidence_key: SigningKey, launch_key: SigningKey
 ) -> bytes:
-    """Return the evidence message: claims, composite and hardware evidence, signed by both keys.
-
-    Its SHA-256 is the evidence digest.
-    """
+    """Return the evidence message, signed by both keys; its SHA-256 is the evidence digest."""
     if claims.evidence_public != evidence_key.public:
         raise ValueError("claims that name another evidence key")
     evidence = Evidence(claims=claims, composite=composite(claims), hardware=tuple(hardware))
@@ -123,7 +120,9 @@ def check_release(
     ):
         if not right:
             raise PeerError(Code.RELEASE_INVALID, f"the broker's release is for another {what}")
-    _check_levels(ear, floor)
+    # A broker that released below the owner's floor did what the owner forbade: its release is not used.
+    if not ear.assurance.at_least(floor.assurance) or not ear.profile.at_least(floor.profile):
+        raise PeerError(Code.RELEASE_INVALID, "the broker released below the owner's policy floor")
     info = release_info(
         challenge=challenge.encode(),
         evidence_sha256=evidence_sha256,
@@ -132,9 +131,3 @@ def check_release(
         policy_sha256=ear.policy_sha256,
     )
     return CheckedRelease(ear=ear, ear_text=release.ear, sealed_key=release.sealed_key, info=info)
-
-
-def _check_levels(ear: Ear, floor: Floor) -> None:
-    """A broker that released below the owner's floor did what the owner forbade: its release is not used."""
-    if not ear.assurance.at_least(floor.assurance) or not ear.profile.at_least(floor.profile):
-        raise PeerError(Code.RELEASE_INVALID, "the broker released below the owner's policy floor")

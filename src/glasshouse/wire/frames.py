@@ -33,10 +33,7 @@ def _header(length: int, kind: int) -> bytes:
 
 
 class Decoder:
-    """Cuts a byte stream into frames; keeps at most one incomplete frame, in a buffer it reuses.
-
-    The buffer may hold plaintext: `wipe` zeroes it.
-    """
+    """Cuts a byte stream into frames; keeps one incomplete frame, maybe plaintext, in a buffer that `wipe` zeroes."""
 
     HEADER_BYTES = 5
 

@@ -65,11 +65,7 @@ def check_public(public: bytes) -> None:
 
 
 class RecipientKey:
-    """A private HPKE key.
-
-    Args:
-        private: 96 bytes, ML-KEM-768 seed ‖ X25519 private key.
-    """
+    """A private HPKE key, from its 96 bytes: ML-KEM-768 seed ‖ X25519 private key."""
 
     __slots__ = ("_mlkem", "_private", "_x25519", "public")
 

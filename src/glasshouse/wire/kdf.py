@@ -20,10 +20,7 @@ def salted(salt: bytes | bytearray | memoryview, digest: bytes) -> bytes:
 
 
 def lengths_prefixed(*parts: bytes) -> bytes:
-    """Concatenate parts, each behind its length as eight big-endian bytes.
-
-    Two different sequences of parts never give the same bytes.
-    """
+    """Concatenate parts, each behind its length as eight big-endian bytes: no other sequence gives the same bytes."""
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 

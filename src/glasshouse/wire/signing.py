@@ -22,11 +22,7 @@ def key_id(public: bytes) -> str:
 
 
 class SigningKey:
-    """An Ed25519 private key.
-
-    Args:
-        seed: the 32-byte private key of RFC 8032.
-    """
+    """An Ed25519 private key, from its 32 bytes (RFC 8032)."""
 
     __slots__ = ("_private", "public")
 

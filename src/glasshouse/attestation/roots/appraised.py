@@ -45,4 +45,3 @@ class Appraise(Protocol):
         Raises:
             CheckFailedError: `hardware-evidence-invalid`: not genuine, not complete, or bound to something else.
         """
-        ...
