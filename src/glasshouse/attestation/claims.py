@@ -122,5 +122,5 @@ class Claims(Record, name="claims", constants=CONFIRMATION, derived={"eat_profil
 
 
 def composite(claims: Claims) -> bytes:
-    """Return the 32 bytes that each hardware root carries as user data: they cover all claims, so keys and challenge."""
+    """Return the 32 bytes that each hardware root carries as user data: they cover all claims, with the keys."""
     return sha256(lengths_prefixed(_COMPOSITE_LABEL, claims.encode()))
