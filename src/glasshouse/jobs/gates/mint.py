@@ -17,8 +17,6 @@ from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import Group
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["TOKEN_LIFETIME_S", "mint"]
-
 TOKEN_LIFETIME_S = 900
 
 

@@ -22,8 +22,6 @@ from glasshouse.jobs.owner.home import Home, state_folder
 from glasshouse.jobs.owner.owner_identity import read_private, read_public
 from glasshouse.jobs.places.rental_journal import rentals
 
-__all__ = ["Relocated", "relocate"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relocated:

@@ -23,8 +23,6 @@ from glasshouse.jobs.verify.download import take_stored
 from glasshouse.jobs.verify.whole_group import conclude_run
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["RunLook", "concluded", "give_up", "look", "looks", "require_ended", "stop", "take", "wait"]
-
 _POLL_S = 0.25
 _TAKE_OVER_S = 20.0
 _KILLED_S = 10.0

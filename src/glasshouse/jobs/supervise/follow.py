@@ -14,8 +14,6 @@ from glasshouse.evidence.events import MAX_EVENT_BYTES, Event, EventType
 from glasshouse.jobs.owner.files import open_regular
 from glasshouse.wire.states import Outcome, State
 
-__all__ = ["Seen", "Tail", "TrainingProgress"]
-
 _READ_BYTES = 1 << 16
 _RATE_WINDOW = 16
 

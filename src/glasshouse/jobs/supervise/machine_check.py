@@ -15,8 +15,6 @@ from glasshouse.workloads.registry import load, missing_frameworks
 from glasshouse.workloads.registry import parse as parse_params
 from glasshouse.workloads.requirements import lacking, old_driver
 
-__all__ = ["check_machine"]
-
 
 def check_machine(package: Path, key: bytes, identity: Identity, place: Place | None = None) -> None:
     """Refuse a machine that lacks what the job needs: before anything is sent there, and its key released.

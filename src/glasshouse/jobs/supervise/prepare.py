@@ -40,8 +40,6 @@ from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS, Group
 from glasshouse.wire.policy import GROUP_EGRESS, Floor
 
-__all__ = ["Prepared", "Ranks", "prepare"]
-
 # Clocks differ; a delegation that begins now would begin too late for a runtime whose clock is behind.
 _SKEW_US = 120_000_000
 _DELEGATION_TRIES = 5

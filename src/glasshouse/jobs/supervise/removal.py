@@ -18,8 +18,6 @@ from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
 from glasshouse.jobs.places.rental_journal import Journal
 from glasshouse.jobs.supervise.control import look
 
-__all__ = ["Removable", "ended_before", "removable", "remove"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Removable:

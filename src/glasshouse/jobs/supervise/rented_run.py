@@ -34,8 +34,6 @@ from glasshouse.providers.rental.known import PROVIDERS
 from glasshouse.providers.rental.provider import Offer, Provider
 from glasshouse.wire.policy import Profile
 
-__all__ = ["Listener", "Renting", "return_left"]
-
 SLURM = "slurm"
 
 

@@ -31,8 +31,6 @@ from glasshouse.jobs.supervise.run_request import RunRequest
 from glasshouse.jobs.supervise.supervision import Ended, Interrupts
 from glasshouse.providers.place.base import Place
 
-__all__ = ["run_job"]
-
 
 def run_job(request: RunRequest, *, home: Home, identity: Identity, listener: Listener) -> Ended | RunFolder:
     """Run what is asked for, until it has ended; return a detached run's folder once its supervisor has it.

@@ -10,8 +10,6 @@ from glasshouse.jobs.gates.known_gates import gate_name
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.supervise.prepare import Ranks
 
-__all__ = ["RunRequest", "load_job", "shape_of"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:

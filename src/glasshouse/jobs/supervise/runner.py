@@ -28,8 +28,6 @@ from glasshouse.jobs.supervise.supervision import Ended, Interrupts, Watcher, su
 from glasshouse.providers.place.base import Place
 from glasshouse.wire.states import Outcome
 
-__all__ = ["counted", "detach", "giving_back", "interrupt", "run_here", "settled", "stoppable", "unless_closed"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

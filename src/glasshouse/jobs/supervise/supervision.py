@@ -28,8 +28,6 @@ from glasshouse.providers.place.base import Place, Placed
 from glasshouse.wire.group import Group
 from glasshouse.wire.states import State
 
-__all__ = ["Ended", "Interrupts", "Watcher", "record_end", "supervise"]
-
 _QUICK_S, _SLOW_S = 0.05, 0.5
 _BROKER_CHECK_S = 2.0
 # Between the record of a run and its start lies the sending of its package.

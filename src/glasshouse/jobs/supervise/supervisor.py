@@ -29,8 +29,6 @@ from glasshouse.jobs.supervise.runner import counted, giving_back, run_here, unl
 from glasshouse.jobs.supervise.supervision import Interrupts, Watcher
 from glasshouse.wire.group import MAX_MACHINES
 
-__all__ = ["main"]
-
 
 class _Log(Watcher):
     """Writes a line for each step."""

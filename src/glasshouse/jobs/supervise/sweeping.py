@@ -22,8 +22,6 @@ from glasshouse.jobs.supervise.control import give_up
 from glasshouse.jobs.supervise.runner import unless_closed
 from glasshouse.providers.rental.provider import Rented
 
-__all__ = ["Elsewhere", "Found", "Stray", "Swept", "elsewhere", "found", "sweep"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:

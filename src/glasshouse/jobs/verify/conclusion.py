@@ -14,8 +14,6 @@ from glasshouse.jobs.verify.verdict import EXITS, Status, Verdict
 from glasshouse.providers.place.local import LocalPlace
 from glasshouse.wire.states import Outcome
 
-__all__ = ["INVALID", "NO_RECEIPT", "Conclusion", "conclude", "conclude_again"]
-
 NO_RECEIPT = "no-receipt"
 _NEVER_PLACED = "no runtime was placed, and no key was released"
 INVALID = "invalid"

@@ -24,8 +24,6 @@ from glasshouse.package.read import Package
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.signing import key_id
 
-__all__ = ["BUNDLE_NAME", "kind_of", "of_run", "verify_artifact", "verify_bundle", "verify_file", "verify_package"]
-
 BUNDLE_NAME = "receipt.json"
 _PACKAGE_MAGIC = b"\x89GHS"
 # Canonical JSON: an envelope's first key, which a bundle does not have.

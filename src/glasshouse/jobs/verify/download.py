@@ -30,8 +30,6 @@ from glasshouse.providers.place.local import LocalPlace
 from glasshouse.providers.serve.runs import numbered
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["forget_stored", "is_whole", "take_stored"]
-
 _CLOSING = (BUNDLE_NAME, LOG_NAME, HEADS_NAME)
 _LINE_BYTES = {LOG_NAME: MAX_EVENT_BYTES + 1, HEADS_NAME: MAX_COUNTERSIGNED_HEAD_BYTES + 1}  # of one event, at most
 _STAGING = "from-gate"

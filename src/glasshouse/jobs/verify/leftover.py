@@ -13,8 +13,6 @@ from glasshouse.runtime.watchdog.session_record import NAME as SESSION_NAME
 from glasshouse.runtime.watchdog.session_record import SessionRecord
 from glasshouse.runtime.worker import named_directory
 
-__all__ = ["leftovers", "removed", "survivors"]
-
 # The kernel takes a moment to end a process that was killed, with gigabytes of memory.
 _PATIENCE_S = 3.0
 _PROC = Path("/proc")

@@ -12,8 +12,6 @@ from glasshouse.jobs.owner.durations import format_s, utc
 from glasshouse.jobs.verify.verdict import SECOND_US, TOO_LONG, Verdict
 from glasshouse.wire.canonical import Json
 
-__all__ = ["AnyVerdict", "ArtifactVerdict", "PackageVerdict"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtifactVerdict:

@@ -32,8 +32,6 @@ from glasshouse.wire.canonical import encode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["account", "compare", "host_canaries", "make_artifact"]
-
 _SIX_PLACES = Decimal("0.000001")
 
 

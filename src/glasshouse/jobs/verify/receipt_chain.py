@@ -28,8 +28,6 @@ from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import key_id
 from glasshouse.wire.states import State
 
-__all__ = ["Chain", "walk"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:

@@ -23,18 +23,6 @@ from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.states import Outcome
 
-__all__ = [
-    "HEADS_NAME",
-    "LOGS",
-    "LOG_NAME",
-    "sealed_files",
-    "segment_name",
-    "verify_log_beside",
-    "verify_log_in",
-    "verify_sealed_in",
-    "why_unreadable",
-]
-
 LOG_NAME = "events.log"
 
 

@@ -18,8 +18,6 @@ from glasshouse.wire.group import Group
 from glasshouse.wire.signing import key_id
 from glasshouse.wire.states import Outcome
 
-__all__ = ["EXITS", "SECOND_US", "TOO_LONG", "Status", "Verdict"]
-
 _ON_DISK = "workspace-on-disk"  # spec/key-release.md, section 5.1
 
 

@@ -16,8 +16,6 @@ from glasshouse.wire.canonical import Json
 from glasshouse.wire.group import Group
 from glasshouse.wire.states import Outcome
 
-__all__ = ["GroupVerdict", "verify_group"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupVerdict:

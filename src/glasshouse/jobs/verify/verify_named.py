@@ -28,8 +28,6 @@ from glasshouse.jobs.verify.verify_group import verify_group
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.dsse import Envelope
 
-__all__ = ["Verified", "measurement_in", "verify_measured", "verify_named"]
-
 _STATEMENT = "statement.json"
 _MAX_STATEMENT_BYTES = 8 << 20
 _TYPE = re.compile(r"application/vnd\.glasshouse\.([a-z]{1,32})\+json")

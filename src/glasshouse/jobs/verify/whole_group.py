@@ -17,8 +17,6 @@ from glasshouse.jobs.verify.verdict import Status
 from glasshouse.wire.group import Group
 from glasshouse.wire.states import Outcome
 
-__all__ = ["check_group", "conclude_run", "together"]
-
 _WORST_FIRST = (INVALID, NO_RECEIPT, Status.INCOMPLETE.value, Status.NOT_COMPLETED.value, Status.GOOD.value)
 
 
