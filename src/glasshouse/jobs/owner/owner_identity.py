@@ -155,16 +155,16 @@ class Identity:
             raise UsageError(Code.IDENTITY, "an identity file whose private keys do not belong to its public ones")
         return found
 
-    def save(self, *, private: Path, public: Path, passphrase: str | None, replace: bool = False) -> None:
-        """Write both files; raises `UsageError` when one is there and must not be replaced."""
-        if not replace and (is_there(private) or is_there(public)):
+    def save(self, *, private: Path, public: Path, passphrase: str | None) -> None:
+        """Write both files; raises `UsageError` when one is there."""
+        if is_there(private) or is_there(public):
             raise UsageError(
                 Code.IDENTITY,
                 f"an identity is there already: {private.parent}",
                 hint="a new identity cannot open what was sealed to the old one; choose another --home",
             )
-        write_private(private, self.encode(passphrase), replace=replace)
-        write_private(public, self.public.encode(), replace=replace)
+        write_private(private, self.encode(passphrase), replace=False)
+        write_private(public, self.public.encode(), replace=False)
 
     def __repr__(self) -> str:
         return f"Identity({self.public.fingerprint})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -92,12 +93,10 @@ class Seen:
     @classmethod
     def of(cls, path: Path) -> Seen:
         """Return what a log reports until now; raises `VerificationError`."""
-        seen, tail = cls(), Tail(path)
-        try:
+        seen = cls()
+        with contextlib.closing(Tail(path)) as tail:
             for event in tail.read():
                 seen.take(event)
-        finally:
-            tail.close()
         return seen
 
     def take(self, event: Event) -> None:

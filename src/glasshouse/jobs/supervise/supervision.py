@@ -175,11 +175,6 @@ def record_end(folder: RunFolder, conclusion: Conclusion, seen: Seen, *, lost: C
     )
 
 
-def _over_by_s(record: RunRecord) -> float:
-    """Return when a run is over wherever it is: its runtime ends it by its own clock."""
-    return record.created_us / 1e6 + record.max_duration_s + _SENDING_S
-
-
 class _Supervision:
     """Follows the machines of one run until all their runtimes have ended."""
 
@@ -212,7 +207,10 @@ class _Supervision:
             one.problem = one.placed.problem
             self._shown.show(Watcher.away, self._placed.index(one), one.problem)
         # What its provider does not run, or what was given back at its cap, is not asked: it may go on to answer.
-        over = self._gone() or (one.problem and time.time() > _over_by_s(one.folder.load()))
+        over = self._gone()
+        if one.problem and not over:
+            record = one.folder.load()  # its runtime ends it by its own clock
+            over = time.time() > record.created_us / 1e6 + record.max_duration_s + _SENDING_S
         if over and not one.ended:
             one.ended_s = time.monotonic()  # it does not run any more; what is here is all
             one.shown.close()
@@ -234,7 +232,10 @@ class _Supervision:
                 one.placed.kill()
         if now_s > self._next_check_s:
             self._next_check_s = now_s + _BROKER_CHECK_S
-            _keep(self._broker)
+            if self._broker.serving is None:
+                # The runtime retries meanwhile, and its lease bounds how long; it is tried again at the next look.
+                with contextlib.suppress(GlasshouseError):
+                    self._broker.ensure()
 
     def _ask_to_stop(self, now_s: float) -> None:
         self._kill_s = min(self._kill_s, now_s + STOP_PATIENCE_S)
@@ -294,12 +295,3 @@ class _Shown:
                 getattr(self._watcher, what.__name__)(*about, **more)
             except OSError:
                 self._watcher = None
-
-
-def _keep(broker: Broker) -> None:
-    """Start the broker again if it died; the runtime retries meanwhile, and its lease bounds how long."""
-    if broker.serving is None:
-        try:
-            broker.ensure()
-        except GlasshouseError:
-            return  # tried again at the next look

@@ -64,23 +64,12 @@ def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None)
 def _without_receipt(folder: RunFolder, agent_exit: int | None) -> Conclusion:
     if agent_exit is None or agent_exit <= 0:
         how = "" if agent_exit is None else f" (signal {-agent_exit})" if agent_exit else " as if it were done"
-        return Conclusion(
-            outcome=Outcome.LOST,
-            code=None,
-            verdict=NO_RECEIPT,
-            problem=_not_wiped(folder, f"the runtime ended{how} without wiping and without a receipt"),
-        )
-    outcome = {ExitCode.REFUSED: Outcome.REFUSED, ExitCode.INTERRUPTED: Outcome.INTERRUPTED}.get(
-        ExitCode(agent_exit) if agent_exit in set(ExitCode) else ExitCode.RUN_FAILED, Outcome.FAILED
-    )
-    return Conclusion(
-        outcome=outcome,
-        code=None,
-        verdict=NO_RECEIPT,
-        problem=_not_wiped(
-            folder, f"the runtime ended with code {agent_exit} without a receipt: nothing shows that it wiped"
-        ),
-    )
+        outcome, what = Outcome.LOST, f"the runtime ended{how} without wiping and without a receipt"
+    else:
+        known: dict[int, Outcome] = {ExitCode.REFUSED: Outcome.REFUSED, ExitCode.INTERRUPTED: Outcome.INTERRUPTED}
+        outcome = known.get(agent_exit, Outcome.FAILED)
+        what = f"the runtime ended with code {agent_exit} without a receipt: nothing shows that it wiped"
+    return Conclusion(outcome=outcome, code=None, verdict=NO_RECEIPT, problem=_not_wiped(folder, what))
 
 
 def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes) -> Conclusion:
