@@ -195,7 +195,7 @@ def test_a_supervisor_that_cannot_be_handed_the_machine_ends_before_it_has_begun
 def test_a_signal_before_the_run_begins_stops_it_as_one_during_it_does(rents: Rents) -> None:
     """As between the blocks of a command that has a machine: nothing is started there."""
     interrupts = Interrupts()
-    with runner.counted(interrupts):
+    with runner.handled(interrupts):
         os.kill(os.getpid(), signal.SIGTERM)
     places: list[Place] = []
 

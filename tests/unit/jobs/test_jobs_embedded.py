@@ -167,7 +167,7 @@ def test_a_home_with_a_long_name_gets_its_sockets_elsewhere(tmp_path: Path, monk
 
 def test_revoking_what_was_never_deployed_holds_on_the_owners_side(home: Home) -> None:
     running = a_run(home, ProcessName.of())
-    assert revoke("ab" * 16, home).running == (running.run_id,)
+    assert revoke("ab" * 16, home) == [running.run_id]
     from glasshouse.jobs.define.package_records import PackageRecord
 
     assert PackageRecord.load(home, "ab" * 16, workload="script").revoked

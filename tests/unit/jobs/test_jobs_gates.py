@@ -25,7 +25,7 @@ from glasshouse.jobs.gates.known_gates import (
     known_gates,
     remove_gate,
 )
-from glasshouse.jobs.gates.revocation import Revoked, holders, revoke
+from glasshouse.jobs.gates.revocation import holders, revoke
 from glasshouse.jobs.gates.run_broker import GateBroker
 from glasshouse.jobs.owner.home import Home
 from glasshouse.tamper.stage import Owner
@@ -75,7 +75,7 @@ def given(home: Home, alice: Owner, *gates: GivenTo) -> str:
     return package_id
 
 
-def revoked(home: Home, package_id: str, *, also: str | None = None) -> Revoked:
+def revoked(home: Home, package_id: str, *, also: str | None = None) -> list[str]:
     return revoke(package_id, home, gates=holders(package_id, home, also=also), owner=ALICE)
 
 

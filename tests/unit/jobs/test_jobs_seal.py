@@ -23,7 +23,9 @@ from glasshouse.jobs.owner.installation import install_command
 from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.supervise.machine_check import check_machine
+from glasshouse.package.read import Package
 from glasshouse.providers.place.local import LocalPlace
+from glasshouse.wire.canonical import Json
 
 CANARY = b"patient 4711 has a canary"
 
@@ -205,12 +207,16 @@ def test_a_package_of_another_owner_is_refused(job: Job, home: Home, identity: I
     assert refused.value.code is Code.PACKAGE_OWNER
 
 
-def machine_checked(job: Job, home: Home, identity: Identity) -> None:
-    """Seal a job, and have the machine looked at as `run` does before the broker is asked for anything."""
-    sealed = sealed_job(job, home, identity)
+def unsealed_params(sealed: Sealed, home: Home, identity: Identity) -> tuple[str, dict[str, Json]]:
     manifest = sealed.manifest
     key = KeyStore(home.keys).get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing)
-    check_machine(sealed.path, key, identity)
+    with sealed.path.open("rb") as stream:
+        return manifest.workload, Package.open(stream, owner_signing=identity.signing.public).unlock(key).job
+
+
+def machine_checked(job: Job, home: Home, identity: Identity) -> None:
+    """Seal a job, and have the machine looked at as `run` does before the broker is asked for anything."""
+    check_machine(*unsealed_params(sealed_job(job, home, identity), home, identity))
 
 
 @pytest.mark.parametrize(
@@ -231,10 +237,8 @@ def test_another_machine_says_what_it_has_and_is_not_told_what_the_job_needs(
             return there
 
     sealed = sealed_job(replace(job, workload=workload, params=params), home, identity)
-    manifest = sealed.manifest
-    key = KeyStore(home.keys).get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing)
     with pytest.raises(UsageError, match=said) as refused:
-        check_machine(sealed.path, key, identity, Lab())
+        check_machine(*unsealed_params(sealed, home, identity), Lab())
     assert refused.value.code in (Code.REQUIREMENT_MISSING, Code.DEVICE_MISSING)
     assert refused.value.hint
 

@@ -26,21 +26,21 @@ def command(
     package_id = resolve(what, home)
     gates = holders(package_id, home, also=None if gate is None else gate_name(home, gate))
     owner = options.unlock().signing if gates else None
-    revoked = revoke(package_id, home, gates=gates, owner=owner, running=running)
+    going = revoke(package_id, home, gates=gates, owner=owner, running=running)
     output.result(
         {
             "gates": [one.name for one in gates],
-            "package": {"id": revoked.package_id},
+            "package": {"id": package_id},
             "revoked": True,
             "running": running,
-            "runs_with_the_key": list(revoked.running),
+            "runs_with_the_key": going,
         }
     )
-    output.say(f"Package {revoked.package_id} is revoked: its key is released no more.", style="bold")
-    if revoked.running and running:
+    output.say(f"Package {package_id} is revoked: its key is released no more.", style="bold")
+    if going and running:
         output.say("Runs that have it end within their lease, and their receipts stay without a countersignature.")
-    elif revoked.running:
-        names = ", ".join(run[:8] for run in revoked.running)
+    elif going:
+        names = ", ".join(run[:8] for run in going)
         output.warn(
             f"these runs have the key already: {names}; stop them with: glasshouse stop RUN, or revoke --running"
         )

@@ -23,14 +23,6 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Revoked:
-    """A package whose key is no longer released."""
-
-    package_id: str  # which
-    running: tuple[str, ...]  # ids of runs that already had the key
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class KeyHolder:
     """A gate that may have a package's key."""
 
@@ -72,13 +64,16 @@ def revoke(
     gates: Sequence[KeyHolder] = (),
     owner: SigningKey | None = None,
     running: bool = False,
-) -> Revoked:
+) -> list[str]:
     """Revoke at the home's own broker, started if need be, and at gates, and record it here.
 
     Args:
         gates: all that may have its key: see `holders`. Each is tried, whatever comes of the others.
         owner: signs the requests to gates.
         running: let the leases of runs that have the key run out, too.
+
+    Returns:
+        The ids of runs that already had the key.
 
     Raises:
         PeerError: names all that did not revoke it, with the code of the first: `broker-unreachable`, or
@@ -115,7 +110,7 @@ def revoke(
             run = folder.load()
             if run.package_id == package_id and run.active:
                 going.append(run.run_id)
-    return Revoked(package_id=package_id, running=tuple(sorted(going)))
+    return sorted(going)
 
 
 def _remember(home: Home, gate: KnownGate, owner: SigningKey | None) -> None:

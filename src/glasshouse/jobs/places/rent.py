@@ -30,6 +30,16 @@ _MOST_ATTEMPTS = 5
 _SAME_PRICE = Decimal("1.01")
 
 
+def unless_closed(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return `say` for a terminal or log that may be closed: a machine is given back all the same."""
+
+    def say_if_open(text: str) -> None:
+        with contextlib.suppress(OSError):
+            say(text)
+
+    return say_if_open
+
+
 def give_back_all(provider: Provider, machine: str, tag: str, clock: Clock, *, seen: bool = True) -> int:
     """Give back a machine and all others of its tag, and return since when they are shown to be gone.
 
@@ -77,12 +87,8 @@ class Renter:
         clock: Clock | None = None,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        self._journal, self._provider, self._print = journal, provider, say
+        self._journal, self._provider, self._say = journal, provider, unless_closed(say)
         self._clock = clock or SystemClock()
-
-    def _say(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            self._print(text)
 
     def take(
         self, offers: Sequence[Offer], options: Options, *, owner: str, ssh_public: str, accept: bool = False

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.installation import install_command
-from glasshouse.jobs.owner.owner_identity import Identity
-from glasshouse.package.read import Package
 from glasshouse.providers.place.base import Place
+from glasshouse.wire.canonical import Json
 from glasshouse.workloads.params import DeviceParams
 from glasshouse.workloads.registry import load, missing_frameworks
 from glasshouse.workloads.registry import parse as parse_params
 from glasshouse.workloads.requirements import lacking, old_driver
 
 
-def check_machine(package: Path, key: bytes, identity: Identity, place: Place | None = None) -> None:
+def check_machine(workload: str, job: Mapping[str, Json], place: Place | None = None) -> None:
     """Refuse a machine that lacks what the job needs: before anything is sent there, and its key released.
 
     What the job needs stays here: it is sealed. The machine lists what it has.
 
     Args:
-        package, key, identity: the sealed package, its key and its owner.
+        job: the workload's parameters, as they travel in the sealed index.
         place: None for this machine.
 
     Raises:
         UsageError: `requirement-missing`, `device-missing`.
         PeerError, PlatformError: as `Place.installed`.
     """
-    with package.open("rb") as stream:
-        opened = Package.open(stream, owner_signing=identity.signing.public)
-        job, workload = opened.unlock(key).job, opened.manifest.workload
     params = parse_params(workload, job)
     requirements: tuple[str, ...] = getattr(params, "requirements", ())
     if not load(workload).FRAMEWORKS and not requirements:

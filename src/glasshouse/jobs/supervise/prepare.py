@@ -134,10 +134,12 @@ def prepare(
         raise UsageError(Code.PACKAGE_REVOKED, f"package {manifest.package_id} is revoked: seal the job again")
     store = KeyStore(home.keys)
     package_key = store.get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing)
+    with kept.open("rb") as stream:
+        job = Package.open(stream, owner_signing=identity.signing.public).unlock(package_key).job
     each = {place.name: place for place in places}.values()
     for place in each:
         place.check(kept.stat().st_size)
-        check_machine(kept, package_key, identity, place)
+        check_machine(manifest.workload, job, place)
     accepted = known.deployment.reference
     references = references_of(home, accepted)
     record = folder.save(replace(_record(folder, manifest, known, kept), place=places[0].name, gate=gate))
@@ -145,7 +147,7 @@ def prepare(
     called: str | None = None
     with check_places(home, places, references, accepted) as check:
         if places[0].name != LocalPlace.name:
-            record = replace(record, max_output_bytes=_most_output(kept, package_key, identity))
+            record = replace(record, max_output_bytes=OutputLimits.of(job).bytes)
             check()
             # Before anything that expires is made: this may take hours.
             for place in each:
@@ -229,11 +231,6 @@ def _one_each(places: Sequence[Place], *, machines: int) -> tuple[Place, ...]:
             hint="name it too: glasshouse machine add NAME ssh://user@localhost --address ADDRESS",
         )
     return tuple(places)
-
-
-def _most_output(package: Path, key: bytes, identity: Identity) -> int:
-    with package.open("rb") as stream:
-        return OutputLimits.of(Package.open(stream, owner_signing=identity.signing.public).unlock(key).job).bytes
 
 
 def _called_at(place: Place, folder: RunFolder, relay: RelayOrder | None) -> str:

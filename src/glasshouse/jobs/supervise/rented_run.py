@@ -24,6 +24,7 @@ from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.places import rented_machine
 from glasshouse.jobs.places.accounts import provider_of
 from glasshouse.jobs.places.placing import LeftError
+from glasshouse.jobs.places.rent import unless_closed
 from glasshouse.jobs.places.rental_journal import Journal, Rental
 from glasshouse.jobs.supervise import runner
 from glasshouse.jobs.supervise.prepare import Prepared
@@ -139,7 +140,7 @@ class Renting:
         """
         listener.agree(self, package)
         begun_s = time.monotonic()
-        say = runner.unless_closed(lambda text: listener.step(f"{text} ({format_s(time.monotonic() - begun_s)})"))
+        say = unless_closed(lambda text: listener.step(f"{text} ({format_s(time.monotonic() - begun_s)})"))
         journal = rented_machine.begin(home, run, self.provider.name, self.machine)
         # The supervisor of a detached run claims it for itself; until then this process is named as its keeper.
         claim = contextlib.nullcontext() if self.request.detach else journal.claimed()
@@ -202,7 +203,7 @@ def return_left(listener: Listener, home: Home, run: RunFolder) -> None:
     if not journal.exists:
         return
 
-    say = runner.unless_closed(listener.step)
+    say = unless_closed(listener.step)
     with runner.giving_back(listener.keeps_giving_back), journal.claimed() as ours:
         rental = journal.load()
         if rental.over:

@@ -25,7 +25,7 @@ from glasshouse.jobs.places import rented_machine
 from glasshouse.jobs.places.known_machines import place_of
 from glasshouse.jobs.places.rental_watch import cap_reached
 from glasshouse.jobs.supervise import runner
-from glasshouse.jobs.supervise.prepare import Prepared, prepare
+from glasshouse.jobs.supervise.prepare import prepare
 from glasshouse.jobs.supervise.rented_run import Listener, Renting
 from glasshouse.jobs.supervise.run_request import RunRequest
 from glasshouse.jobs.supervise.supervision import Ended, Interrupts
@@ -53,7 +53,7 @@ def run_job(request: RunRequest, *, home: Home, identity: Identity, listener: Li
         until_ended.enter_context(_removed_if_unused(folder))
         until_ended.enter_context(runner.settled(folder, broker))
         if rents is not None:  # a signal between two of the blocks below ends no command that has a machine
-            until_ended.enter_context(runner.counted(interrupts))
+            until_ended.enter_context(runner.handled(interrupts))
         try:
             with runner.stoppable():
                 package = _sealed(request, home, identity, folder, listener)
@@ -61,7 +61,21 @@ def run_job(request: RunRequest, *, home: Home, identity: Identity, listener: Li
                     where = until_ended.enter_context(rents.rented(listener, home, folder, package))
                 # Its caps hold while the package is sent, too.
                 with rented_machine.watched(home, folder.run_id, runner.interrupt):
-                    prepared = _prepared(request, package, home, identity, folder, broker, where, listener)
+                    started = time.monotonic()
+                    with listener.showing():
+                        prepared = prepare(
+                            package,
+                            home=home,
+                            identity=identity,
+                            folder=folder,
+                            broker=broker,
+                            places=where,
+                            gate=gate,
+                            ranks=request.ranks,
+                            sending=listener.sending,
+                        )
+                    cost = rented_machine.cost_so_far(home, folder)
+                    listener.prepared(prepared, time.monotonic() - started, cost)
         except (KeyboardInterrupt, OSError) as error:
             if isinstance(error, OSError) and not listener.has_lost(error):
                 raise
@@ -112,33 +126,6 @@ def _sealed(request: RunRequest, home: Home, identity: Identity, folder: RunFold
         listener.warn(note)
     listener.sealed(sealed)
     return folder.package
-
-
-def _prepared(
-    request: RunRequest,
-    package: Path,
-    home: Home,
-    identity: Identity,
-    folder: RunFolder,
-    broker: Broker,
-    where: list[Place],
-    listener: Listener,
-) -> Prepared:
-    started = time.monotonic()
-    with listener.showing():
-        prepared = prepare(
-            package,
-            home=home,
-            identity=identity,
-            folder=folder,
-            broker=broker,
-            places=where,
-            gate=request.gate,
-            ranks=request.ranks,
-            sending=listener.sending,
-        )
-    listener.prepared(prepared, time.monotonic() - started, rented_machine.cost_so_far(home, folder))
-    return prepared
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ def run_here(
 
     # A run that goes on elsewhere is not ended by a failure to follow it.
     whole = settled(folder, broker) if launch is not None else contextlib.nullcontext()
-    with whole, counted(interrupts), watched(home, folder.run_id, interrupts) as gone:
+    with whole, handled(interrupts), watched(home, folder.run_id, interrupts) as gone:
         try:
             ended = supervise(
                 folder,
@@ -159,33 +159,14 @@ def detach(
     return supervisor
 
 
-def unless_closed(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return `say` for a terminal or log that may be closed: a machine is given back all the same."""
-
-    def say_if_open(text: str) -> None:
-        with contextlib.suppress(OSError):
-            say(text)
-
-    return say_if_open
-
-
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
+def stoppable() -> contextlib.AbstractContextManager[None]:
     """Let SIGTERM and SIGHUP end this block as Ctrl-C does: by an exception that is cleaned up after."""
-    with _handlers(signal.default_int_handler):
-        yield
+    return handled(signal.default_int_handler)
 
 
 def interrupt() -> None:
     """End the main thread's `stoppable` block from another thread, also where it waits for a host that is silent."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def counted(interrupts: Interrupts) -> Iterator[None]:
-    """Count signals instead of dying of them."""
-    with _handlers(interrupts):
-        yield
 
 
 @contextlib.contextmanager
@@ -200,12 +181,13 @@ def giving_back(first: Callable[[], object] = lambda: None) -> Iterator[None]:
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
 
-    with _handlers(handle):
+    with handled(handle):
         yield
 
 
 @contextlib.contextmanager
-def _handlers(handler: Callable[..., object]) -> Iterator[None]:
+def handled(handler: Callable[..., object]) -> Iterator[None]:
+    """Call `handler`, such as `Interrupts`, at SIGINT, SIGTERM and SIGHUP while the block lasts."""
     if threading.current_thread() is not threading.main_thread():  # another thread's run is not ended by signals
         yield
         return

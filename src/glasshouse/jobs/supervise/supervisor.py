@@ -25,7 +25,7 @@ from glasshouse.jobs.places.placing import LeftError
 from glasshouse.jobs.places.rental_journal import Journal
 from glasshouse.jobs.places.rented_machine import return_machine
 from glasshouse.jobs.supervise.follow import Seen
-from glasshouse.jobs.supervise.runner import counted, giving_back, run_here, unless_closed
+from glasshouse.jobs.supervise.runner import giving_back, handled, run_here
 from glasshouse.jobs.supervise.supervision import Interrupts, Watcher
 from glasshouse.wire.group import MAX_MACHINES
 
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     """Supervise one run; return the exit code."""
     take_keys()
     interrupts = Interrupts()
-    with counted(interrupts):  # from the first to the last: between two blocks is no moment to die in
+    with handled(interrupts):  # from the first to the last: between two blocks is no moment to die in
         return _main(arguments, interrupts)
 
 
@@ -107,7 +107,7 @@ def _main(arguments: list[str], interrupts: Interrupts) -> int:
 
 def _return(home: Home, folder: RunFolder, log: _Log) -> None:
     with giving_back():
-        return_machine(home, folder, say=unless_closed(log.line))
+        return_machine(home, folder, say=log.line)
 
 
 def _is_alone(folder: RunFolder) -> bool:

@@ -14,12 +14,11 @@ from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.jobs.places.accounts import provider_of, providers_with_keys
 from glasshouse.jobs.places.known_machines import place_of
 from glasshouse.jobs.places.placing import see_out
-from glasshouse.jobs.places.rent import give_back_all
+from glasshouse.jobs.places.rent import give_back_all, unless_closed
 from glasshouse.jobs.places.rental_journal import Journal, Rental, Step, rentals
 from glasshouse.jobs.places.rental_watch import Clock, SystemClock
 from glasshouse.jobs.places.rented_machine import return_machine, tag_prefix
 from glasshouse.jobs.supervise.control import give_up
-from glasshouse.jobs.supervise.runner import unless_closed
 from glasshouse.providers.rental.provider import Rented
 
 
