@@ -219,8 +219,8 @@ def test_a_killed_runtime_is_said_not_to_have_wiped_and_its_folders_are_named(
 ) -> None:
     world = OwnersWorld()
     folder = world.settle(tmp_path)
-    monkeypatch.setattr("glasshouse.jobs.verify.conclusion.leftovers", lambda: [tmp_path / "glasshouse-ws-7-1-ab"])
-    monkeypatch.setattr("glasshouse.jobs.verify.conclusion.removed", lambda _path: False)
+    monkeypatch.setattr("glasshouse.runtime.worker.named_directory.left", lambda: [f"{tmp_path}/glasshouse-ws-7-1-ab"])
+    monkeypatch.setattr("glasshouse.runtime.worker.named_directory.remove_left", lambda _path: False)
     problem = conclude(folder, owner_signing=world.owner.public, agent_exit=-9).problem
     assert "ended (signal 9) without wiping" in problem
     assert "memory went back to the kernel" in problem
@@ -233,7 +233,7 @@ def test_what_a_killed_runtime_left_in_memory_is_removed(tmp_path: Path, monkeyp
     left = tmp_path / "glasshouse-ws-7-1-ab"
     (left / "work").mkdir(parents=True)
     (left / "work" / "plain").write_text("the owner's")
-    monkeypatch.setattr("glasshouse.jobs.verify.conclusion.leftovers", lambda: [left])
+    monkeypatch.setattr("glasshouse.runtime.worker.named_directory.left", lambda: [str(left)])
     problem = conclude(folder, owner_signing=world.owner.public, agent_exit=-9).problem
     assert not left.exists()
     assert problem.endswith("its workspace, which had a name, was removed")

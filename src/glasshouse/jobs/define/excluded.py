@@ -31,8 +31,7 @@ class Excluded:
     def asked(self, path: str) -> bool | None:
         """Return whether the job leaves a path out (True), takes it back (False) or has no pattern for it (None).
 
-        Args:
-            path: from the job file's folder; a folder's ends with a slash.
+        The path is from the job file's folder; a folder's ends with a slash.
         """
         return self._patterns.check_file(path).include
 

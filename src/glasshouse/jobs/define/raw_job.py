@@ -5,6 +5,7 @@ The inputs lie in the clear in a private folder while it runs, and the outputs s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import shutil
@@ -101,7 +102,7 @@ def run_raw(
 ) -> RawEnded:
     """Run a job in the clear until it ends, with each message given to `event`; Ctrl-C stops it in order."""
     stopped = False
-    with RawProcess(plain, home=home, log=log, ranks=ranks) as process:
+    with contextlib.closing(RawProcess(plain, home=home, log=log, ranks=ranks)) as process:
         while True:
             try:
                 ended = process.worker.poll() is not None
@@ -116,7 +117,7 @@ def run_raw(
 
 
 class RawProcess:
-    """A raw worker; leaving the block kills it and removes the plain inputs.
+    """A raw worker.
 
     Args:
         home: its `raw/` gets the folder.
@@ -168,12 +169,6 @@ class RawProcess:
             if isinstance(error, OSError):
                 raise RunError(Code.WORKER_FAILED, f"the worker cannot be started: {error.strerror}") from None
             raise
-
-    def __enter__(self) -> RawProcess:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def news(self) -> Iterator[Mapping[str, Any]]:
         """Yield the worker's messages since the last call."""

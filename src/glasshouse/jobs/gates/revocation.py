@@ -104,13 +104,7 @@ def revoke(
         )
     record = PackageRecord.load(home, package_id, workload="unknown")
     replace(record, revoked=True).save(home)
-    going: list[str] = []
-    for folder in RunFolder.everywhere(home):
-        with contextlib.suppress(UsageError):  # a damaged record is no run that goes on
-            run = folder.load()
-            if run.package_id == package_id and run.active:
-                going.append(run.run_id)
-    return sorted(going)
+    return sorted(run.run_id for run in RunFolder.records(home) if run.package_id == package_id and run.active)
 
 
 def _remember(home: Home, gate: KnownGate, owner: SigningKey | None) -> None:

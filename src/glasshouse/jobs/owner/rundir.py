@@ -182,6 +182,13 @@ class RunFolder:
         for one in home.everywhere():
             yield from cls.all(one)
 
+    @classmethod
+    def records(cls, home: Home) -> Iterator[RunRecord]:
+        """Yield the records of `everywhere`; a damaged one is of no run that goes on."""
+        for folder in cls.everywhere(home):
+            with contextlib.suppress(UsageError):
+                yield folder.load()
+
     def keep(self, package: Path) -> Path:
         """Link a run's package into its folder, or copy it where the file system cannot, and return its path here.
 

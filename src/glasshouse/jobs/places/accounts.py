@@ -17,8 +17,6 @@ from glasshouse.providers.rental.known import ACCOUNTS, PROVIDERS, ProviderAccou
 from glasshouse.providers.rental.provider import Provider
 
 _MAX_KEY_BYTES = 512
-
-
 _taken: dict[str, str] = {}
 
 

@@ -48,16 +48,13 @@ class Placing:
 
     Args:
         relays: where the runtimes' keepers relay their calls, each or None.
-
-    Attributes:
-        placed: handles of the runtimes.
     """
 
     def __init__(
         self, places: Sequence[Place], folders: Sequence[RunFolder], relays: Sequence[RelayOrder | None]
     ) -> None:
         self._places, self._folders, self._relays = places, folders, relays
-        self.placed: list[Placed] = [
+        self.placed: list[Placed] = [  # handles of the runtimes
             place.run(folder.path, max_bytes=folder.load().max_output_bytes, relayed=relay is not None)
             for place, folder, relay in zip(places, folders, relays, strict=True)
         ]

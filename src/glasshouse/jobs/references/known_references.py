@@ -148,11 +148,7 @@ def differences(files: Files, recorded: Files) -> list[Difference]:
 def check_places(
     home: Home, places: Sequence[Place], references: References, names: Sequence[str]
 ) -> Iterator[Callable[[], None]]:
-    """Compare what machines measure to with what is accepted, beside other work, before anything is sent there.
-
-    Args:
-        references: what is accepted.
-        names: of the references behind it.
+    """Compare what machines measure to with the references `names`, beside other work, before anything is sent there.
 
     Yields:
         A function that waits for all answers, and raises `RefusedError` (`measurement-unknown`), naming part and file,

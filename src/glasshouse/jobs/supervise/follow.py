@@ -20,11 +20,7 @@ _RATE_WINDOW = 16
 
 
 class Tail:
-    """Reads a growing log, whole lines only.
-
-    Args:
-        path: of the log; it need not exist yet.
-    """
+    """Reads a growing log, which need not exist yet, whole lines only."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

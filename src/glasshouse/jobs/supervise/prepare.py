@@ -107,8 +107,6 @@ def prepare(
     """Delegate, deploy and mint a launch for a sealed package; of a group, one for each machine.
 
     Args:
-        identity: the package's owner.
-        folder: the new run's folder.
         broker: started if need be; the caller gives it back.
         gate: its name, where it is a gate that stays.
         places: where it shall run: one for each machine of a group, in their order, or one for all; none for this
@@ -244,14 +242,9 @@ def _called_at(place: Place, folder: RunFolder, relay: RelayOrder | None) -> str
 
 def _needed_by_others_us(home: Home) -> int:
     """Return until when runs that go on need the broker: a new delegation takes the old one's place for all of them."""
-    until_us = 0
-    for folder in RunFolder.everywhere(home):
-        with contextlib.suppress(UsageError):  # a damaged record is no run that goes on
-            record = folder.load()
-            if record.phase is not Phase.ENDED:
-                lasts_s = record.max_duration_s + MAX_LEASE_S + _MARGIN_S
-                until_us = max(until_us, record.created_us + lasts_s * 1_000_000)
-    return until_us
+    going = (one for one in RunFolder.records(home) if one.phase is not Phase.ENDED)
+    ends_us = (one.created_us + (one.max_duration_s + MAX_LEASE_S + _MARGIN_S) * 1_000_000 for one in going)
+    return max(ends_us, default=0)
 
 
 def _record(folder: RunFolder, manifest: Manifest, known: PackageRecord, package: Path) -> RunRecord:

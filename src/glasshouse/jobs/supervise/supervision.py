@@ -93,12 +93,10 @@ def supervise(
     """Place a prepared run, on all its machines, and stay with it until it has ended everywhere.
 
     Args:
-        folder: the run's; its record is prepared.
         launch: the launch file; None for a run that was started before, whose supervisor is gone.
         place: returns the place of the name that a record has.
         broker: started again if it ends while the run lasts; the caller gives it back.
         watcher: gets every event of machine 0, and the end of others.
-        interrupts: looked at now and then.
         others: folders and launch files of the other machines of its group; these are None where `launch` is.
         gone: whether its machines do not exist any more: one that cannot be followed then is not waited for.
 

@@ -9,9 +9,10 @@ from glasshouse.evidence.receipt import Receipt
 from glasshouse.jobs.owner.files import is_there
 from glasshouse.jobs.owner.rundir import GIVEN_UP, RunFolder, RunRecord
 from glasshouse.jobs.verify.documents import of_run, verify_file
-from glasshouse.jobs.verify.leftover import leftovers, removed, survivors
+from glasshouse.jobs.verify.leftover import survivors
 from glasshouse.jobs.verify.verdict import EXITS, Status, Verdict
 from glasshouse.providers.place.local import LocalPlace
+from glasshouse.runtime.worker import named_directory
 from glasshouse.wire.states import Outcome
 
 NO_RECEIPT = "no-receipt"
@@ -116,12 +117,11 @@ def _not_wiped(folder: RunFolder, what: str) -> str:
     else:
         memory = "none of its processes is left, and its memory went back to the kernel with them"
     text = f"{what}; {memory}; what else stayed behind is unknown"
-    found = leftovers()
+    found = named_directory.left()  # this user's workspace folders whose runtime is gone, of whichever run
     # Of a worker that still runs, nothing is taken away beneath it.
-    left = found if alive else [path for path in found if not removed(path)]
+    left = found if alive else [path for path in found if not named_directory.remove_left(path)]
     if found and not left:
         return f"{text}; its workspace, which had a name, was removed"
     if not left:
         return text
-    names = ", ".join(map(str, left))
-    return f"{text}; these folders may hold cleartext, look at them and remove them: {names}"
+    return f"{text}; these folders may hold cleartext, look at them and remove them: {', '.join(left)}"

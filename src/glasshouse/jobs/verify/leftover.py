@@ -1,4 +1,4 @@
-"""What a runtime that ended without wiping may have left on this machine: processes, and workspaces by name."""
+"""What a runtime that ended without wiping may have left running on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from glasshouse.runtime.confine.mounts import processes_are_visible
 from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.watchdog.session_record import NAME as SESSION_NAME
 from glasshouse.runtime.watchdog.session_record import SessionRecord
-from glasshouse.runtime.worker import named_directory
 
 # The kernel takes a moment to end a process that was killed, with gigabytes of memory.
 _PATIENCE_S = 3.0
@@ -75,13 +74,3 @@ def _running(argument: bytes, processes: Path) -> list[int] | None:
         except OSError:
             hidden = True
     return None if hidden and not found else sorted(found)
-
-
-def leftovers() -> list[Path]:
-    """Return this user's workspace folders whose runtime is gone, of whichever run."""
-    return [Path(path) for path in named_directory.left()]
-
-
-def removed(path: Path) -> bool:
-    """Remove such a folder with all that is in it; return whether it is gone."""
-    return named_directory.remove_left(str(path))

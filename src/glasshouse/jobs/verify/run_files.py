@@ -9,14 +9,14 @@ import stat
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from glasshouse.errors import Code, FormatError, PackageError, VerificationError
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead
 from glasshouse.evidence.log import VerifiedLog, read_lines, verify_heads, verify_log
-from glasshouse.evidence.results import Output, Work
+from glasshouse.evidence.results import Work
 from glasshouse.jobs.owner.files import is_there, open_regular
 from glasshouse.jobs.verify.receipt_chain import Chain
 from glasshouse.jobs.verify.verdict import Verdict
@@ -24,11 +24,7 @@ from glasshouse.wire.canonical import Json
 from glasshouse.wire.states import Outcome
 
 LOG_NAME = "events.log"
-
-
 HEADS_NAME = "heads.log"
-
-
 # In this order: heads are held to the log, so the log is read first.
 LOGS = (LOG_NAME, HEADS_NAME)
 
@@ -50,6 +46,7 @@ def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[
         (e.body["kind"], e.body["class"], e.body["bytes"], e.body["sealed_bytes"], e.body["sealed_sha256"])
         for e in log.of(EventType.OUTPUT)
     ]
+    outputs_named = [(o.kind, o.of, o.plain_bytes, o.sealed_bytes, o.sealed_sha256.hex()) for o in receipt.outputs]
     digests = {
         "ear": receipt.ear_sha256,
         "environment": receipt.environment_sha256,
@@ -61,7 +58,7 @@ def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[
     for what, holds in (
         ("outcome", (log.outcome, log.code) == (receipt.outcome, receipt.code)),
         ("probes", probes == [(p.probe, p.result.value, p.detail) for p in receipt.zeroization]),
-        ("outputs", outputs == [_as_event(output) for output in receipt.outputs]),
+        ("outputs", outputs == outputs_named),
         ("log segments", len(log.of(EventType.SEGMENT)) == receipt.segments),
         ("work", receipt.work is None or _borne_out(receipt.work, log)),
         ("digests", all(_agrees(e.body["subject"], e.body["sha256"], digests) for e in log.of(EventType.DIGEST))),
@@ -87,8 +84,8 @@ def verify_log_in(verdict: Verdict, folder: Path, *, required: Collection[str] =
     with ExitStack() as opened:
         try:
             streams = [opened.enter_context(open_regular(folder / name)) for name in wanted]
-            heads = _head_lines(streams[1]) if len(streams) > 1 else None
-            return verify_log_beside(verdict, read_lines(streams[0]), heads)
+            heads = iter(partial(streams[-1].readline, MAX_COUNTERSIGNED_HEAD_BYTES + 2), b"")
+            return verify_log_beside(verdict, read_lines(streams[0]), heads if len(streams) > 1 else None)
         except OSError as error:
             path = Path(error.filename or folder)
             raise VerificationError(
@@ -164,11 +161,6 @@ def why_unreadable(path: Path, error: OSError) -> str:
     return (error.strerror or type(error).__name__).lower()
 
 
-def _head_lines(stream: BinaryIO) -> Iterable[bytes]:
-    while line := stream.readline(MAX_COUNTERSIGNED_HEAD_BYTES + 2):
-        yield line
-
-
 def _verify_heads(chain: Chain, lines: Iterable[bytes], log: VerifiedLog) -> int:
     """Check the countersigned heads of a run and return how many there are."""
     heads: list[CountersignedHead] = []
@@ -214,7 +206,3 @@ def _borne_out(work: Work, log: VerifiedLog) -> bool:
 def _agrees(subject: Json, digest: Json, expected: dict[str, bytes | None]) -> bool:
     known = expected.get(str(subject))
     return known is not None and known.hex() == digest
-
-
-def _as_event(output: Output) -> tuple[Json, ...]:
-    return output.kind, output.of, output.plain_bytes, output.sealed_bytes, output.sealed_sha256.hex()
