@@ -37,8 +37,7 @@ def command(
         _follow(output, whole, folder, home, identity)
         return
     named = named_segments(folder, owner_signing=identity.signing.public)
-    manifest_sha256 = bytes.fromhex(record.manifest_sha256)
-    found = run_logs.segments(folder, named.events, sealing=identity.sealing, manifest_sha256=manifest_sha256)
+    found = run_logs.segments(folder, named.events, sealing=identity.sealing)
     if output.as_json:
         text = [
             {"sequence": one.sequence, "name": one.name, "text": one.data.decode(errors="replace")} for one in found

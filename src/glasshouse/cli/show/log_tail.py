@@ -30,7 +30,7 @@ def log_tail(folder: RunFolder, *, sealing: RecipientKey, owner_signing: bytes) 
         sealing: the owner's sealing key.
         owner_signing: the owner's public signing key.
     """
-    found, vouched = last_lines(folder, folder.load(), sealing=sealing, owner_signing=owner_signing)
+    found, vouched = last_lines(folder, sealing=sealing, owner_signing=owner_signing)
     # What a progress bar drew over is not what stood there at the end.
     lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in found]
     return [_cut(line, _LINE_CHARS) for line in lines if line][-_LINES:], vouched

@@ -19,7 +19,7 @@ from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.jobs.owner.files import is_there, open_regular, read_bounded
 from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
+from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.jobs.supervise.control import look
 from glasshouse.jobs.supervise.follow import Tail
 from glasshouse.jobs.verify.documents import of_run, verify_bundle
@@ -87,9 +87,7 @@ def _receipt(folder: RunFolder, owner_signing: bytes) -> tuple[Verdict | None, s
         return None, f"its receipt does not hold: {error}"
 
 
-def segments(
-    folder: RunFolder, events: Sequence[Event], *, sealing: RecipientKey, manifest_sha256: bytes
-) -> Iterator[Segment]:
+def segments(folder: RunFolder, events: Sequence[Event], *, sealing: RecipientKey) -> Iterator[Segment]:
     """Yield the segments that were named, in order.
 
     Args:
@@ -99,7 +97,9 @@ def segments(
     Raises:
         PackageError: `output-unnamed` for a segment that is not the one that the event log names,
             `output-tampered` for one that does not open or is missing.
+        UsageError: a damaged record of the run.
     """
+    manifest_sha256 = bytes.fromhex(folder.load().manifest_sha256)
     for event in events:
         number = int(str(event.body["sequence"]))
         path = folder.out / segment_name(event)
@@ -126,14 +126,13 @@ def follow(
     whole: RunFolder, folder: RunFolder, home: Home, *, sealing: RecipientKey
 ) -> Iterator[tuple[Event, Segment]]:
     """Yield a machine's segments, each with the event that names it, until its run has ended; raises as `segments`."""
-    manifest_sha256 = bytes.fromhex(folder.load().manifest_sha256)
     with contextlib.closing(Tail(folder.events)) as tail:
         while True:
             # Looked up before the log is read, so that all of a run that has ended is read.
             ended = look(whole, home, deep=False).record.phase is Phase.ENDED
             for event in tail.read():
                 if event.type is EventType.SEGMENT:
-                    (one,) = segments(folder, [event], sealing=sealing, manifest_sha256=manifest_sha256)
+                    (one,) = segments(folder, [event], sealing=sealing)
                     yield event, one
             if ended:
                 return
@@ -146,17 +145,14 @@ def refuse_other(shown: Sequence[Event], named: Named) -> None:
         raise VerificationError(Code.LOG_INVALID, "the log that was shown is not the one that the receipt vouches for")
 
 
-def last_lines(
-    folder: RunFolder, record: RunRecord, *, sealing: RecipientKey, owner_signing: bytes
-) -> tuple[list[str], bool]:
+def last_lines(folder: RunFolder, *, sealing: RecipientKey, owner_signing: bytes) -> tuple[list[str], bool]:
     """Return the last lines that an ended run's worker wrote, and whether its receipt vouches for them.
 
     A log that cannot be read, or that its receipt contradicts, has none.
     """
     try:
         named = named_segments(folder, owner_signing=owner_signing)
-        manifest_sha256 = bytes.fromhex(record.manifest_sha256)
-        found = segments(folder, named.events[-_LAST_SEGMENTS:], sealing=sealing, manifest_sha256=manifest_sha256)
+        found = segments(folder, named.events[-_LAST_SEGMENTS:], sealing=sealing)
         text = b"".join(one.data for one in found).decode(errors="replace")
     except GlasshouseError:
         return [], False
@@ -170,7 +166,7 @@ def uncollected(folder: RunFolder, *, sealing: RecipientKey, owner_signing: byte
     """
     found: list[Uncollected] = []
     for machine in folder.machines():
-        lines, vouched = last_lines(machine, machine.load(), sealing=sealing, owner_signing=owner_signing)
+        lines, vouched = last_lines(machine, sealing=sealing, owner_signing=owner_signing)
         if vouched:  # else the machine's host may have written it
             # The last such line: a script may have printed one of its own before.
             found += [one for line in reversed(lines) if (one := Uncollected.parse(line)) is not None][:1]
