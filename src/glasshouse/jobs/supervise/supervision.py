@@ -115,8 +115,8 @@ def supervise(
             placing.start([launch, *(its or b"" for _, its in others)], partial(_not_stopped, interrupts))
         for one, placed in zip(folders, placing.placed, strict=True):
             # Machine 0 is where progress and outputs come from; of the others one sees how they end.
-            shown = _Shown(Tail(one.events), watcher if one is folder else None)
-            machines.append(_FollowedMachine(folder=one, placed=placed, shown=shown))
+            shown_to = watcher if one is folder else None
+            machines.append(_FollowedMachine(folder=one, placed=placed, tail=Tail(one.events), watcher=shown_to))
         _Supervision(machines, broker, interrupts, gone).follow()
         ends = [conclude(one.folder, owner_signing=owner.signing, agent_exit=one.exit_code) for one in machines]
         first = sorted(range(len(machines)), key=lambda number: machines[number].ended_s)
@@ -135,11 +135,12 @@ def _not_stopped(interrupts: Interrupts) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class _FollowedMachine:
-    """A machine of the run, from its placement to its end."""
+    """A machine of the run, from its placement to its end; no reader and no log is worth a training."""
 
     folder: RunFolder
     placed: Placed
-    shown: _Shown
+    tail: Tail | None  # None once it has ended, or where its log is none
+    watcher: Watcher | None  # None once what reads its output has gone, and of all but machine 0
     seen: Seen = field(default_factory=Seen)
     exit_code: int | None = None
     ended_s: float = float("inf")
@@ -152,12 +153,37 @@ class _FollowedMachine:
     def look(self, wait_s: float) -> bool:
         """Take what is new, and return whether the runtime has ended just now."""
         exit_code = self.placed.wait(wait_s)
-        self.shown.look(self.seen)
+        self._read()
         if exit_code is None:
             return False
         self.exit_code, self.ended_s = exit_code, time.monotonic()
-        self.shown.close()
+        self.close()
         return True
+
+    def _read(self) -> None:
+        """Take and show what is new in the log; one that is none is left to the verification at the end."""
+        if self.tail is None:
+            return
+        try:
+            for event in self.tail.read():
+                self.seen.take(event)
+                self.show(Watcher.event, event, self.seen)
+        except VerificationError:
+            self.close()
+        self.show(Watcher.tick, self.seen)
+
+    def close(self) -> None:
+        if self.tail is not None:
+            self.tail.close()
+            self.tail = None
+
+    def show(self, what: Callable[..., None], *about: object, **more: object) -> None:
+        """Call a method of the watcher, unless what reads its output has gone."""
+        if self.watcher is not None:
+            try:
+                getattr(self.watcher, what.__name__)(*about, **more)
+            except OSError:
+                self.watcher = None
 
 
 def record_end(folder: RunFolder, conclusion: Conclusion, seen: Seen, *, lost: Code | None = None) -> RunRecord:
@@ -179,7 +205,7 @@ class _Supervision:
     def __init__(
         self, placed: Sequence[_FollowedMachine], broker: Broker, interrupts: Interrupts, gone: Callable[[], bool]
     ) -> None:
-        self._placed, self._shown = placed, placed[0].shown
+        self._placed, self._show = placed, placed[0].show
         self._broker, self._interrupts, self._gone = broker, interrupts, gone
         self._passed_on = 0
         self._kill_s = self._stop_s = float("inf")
@@ -203,7 +229,7 @@ class _Supervision:
     def _see_whether_away(self, one: _FollowedMachine) -> None:
         if one.placed.problem != one.problem:
             one.problem = one.placed.problem
-            self._shown.show(Watcher.away, self._placed.index(one), one.problem)
+            self._show(Watcher.away, self._placed.index(one), one.problem)
         # What its provider does not run, or what was given back at its cap, is not asked: it may go on to answer.
         over = self._gone()
         if one.problem and not over:
@@ -211,13 +237,13 @@ class _Supervision:
             over = time.time() > record.created_us / 1e6 + record.max_duration_s + _SENDING_S
         if over and not one.ended:
             one.ended_s = time.monotonic()  # it does not run any more; what is here is all
-            one.shown.close()
+            one.close()
 
     def _see_to(self, now_s: float) -> None:
         if self._interrupts.count > self._passed_on:
             self._passed_on = self._interrupts.count
             self._ask_to_stop(now_s)
-            self._shown.show(Watcher.stopping, self._passed_on)
+            self._show(Watcher.stopping, self._passed_on)
             away = [one for one in self._going if one.problem]
             if self._interrupts.by_key >= _LEAVES and away:
                 raise LeftError(self._placed[0].folder.run_id, away[0].folder.load().place)
@@ -244,7 +270,7 @@ class _Supervision:
         """A machine that ends without having completed ends its group: at the gate, and everywhere."""
         machine = self._placed.index(one)
         if len(self._placed) > 1:
-            self._shown.show(Watcher.machine, machine, one.seen.code, completed=one.exit_code == 0)
+            self._show(Watcher.machine, machine, one.seen.code, completed=one.exit_code == 0)
         if one.exit_code == 0 or not self._going:
             return
         group = one.folder.load().group
@@ -260,36 +286,3 @@ def _refuse_group(broker: Broker, group: Group, code: Code | None) -> None:
     if serving is not None and code is not Code.RANK_REFUSED:
         with contextlib.suppress(GlasshouseError):
             serving.client().refuse_group(group.id, machine=group.machine, code=code or Code.RANK_LOST)
-
-
-class _Shown:
-    """Shows a run for as long as that is possible: no reader and no log is worth a training."""
-
-    def __init__(self, tail: Tail, watcher: Watcher | None) -> None:
-        self._tail: Tail | None = tail
-        self._watcher: Watcher | None = watcher
-
-    def look(self, seen: Seen) -> None:
-        """Take and show what is new in the log; one that is none is left to the verification at the end."""
-        if self._tail is None:
-            return
-        try:
-            for event in self._tail.read():
-                seen.take(event)
-                self.show(Watcher.event, event, seen)
-        except VerificationError:
-            self.close()
-        self.show(Watcher.tick, seen)
-
-    def close(self) -> None:
-        if self._tail is not None:
-            self._tail.close()
-            self._tail = None
-
-    def show(self, what: Callable[..., None], *about: object, **more: object) -> None:
-        """Call a method of the watcher, unless what reads its output has gone."""
-        if self._watcher is not None:
-            try:
-                getattr(self._watcher, what.__name__)(*about, **more)
-            except OSError:
-                self._watcher = None
