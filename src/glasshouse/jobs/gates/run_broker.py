@@ -5,50 +5,16 @@ Law: after its preparation a run needs no private key of the owner's.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.gates.embedded import Embedded, socket_folder
+from glasshouse.jobs.gates.embedded import Embedded, Serving, socket_folder
 from glasshouse.jobs.gates.known_gates import gate_named
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.providers.protocol.order import RelayOrder
 from glasshouse.wire.signing import SigningKey
-
-
-class Reached(Protocol):
-    """A broker that can be called."""
-
-    @property
-    def runtime_url(self) -> str:
-        """What runtimes call."""
-
-    @property
-    def public(self) -> bytes:
-        """Its signing key."""
-
-    @property
-    def owner_socket(self) -> Path | None:
-        """What its owner calls; None for a gate."""
-
-    def client(self) -> OwnerClient:
-        """Return a client of its owner."""
-
-
-class Broker(Protocol):
-    """What a run needs of its broker: `Embedded`, or `GateBroker`."""
-
-    @property
-    def serving(self) -> Reached | None:
-        """The broker, if it serves."""
-
-    def ensure(self) -> Reached:
-        """Return the broker once it answers, started if need be."""
-
-    def give_back(self) -> bool:
-        """Stop the broker if no run needs it; return whether it was stopped."""
 
 
 class GateBroker:
@@ -68,7 +34,7 @@ class GateBroker:
             raise UsageError(Code.IDENTITY, "requests to this gate are signed by its owner, whose key is not here")
         return self._gate.client(self._owner)
 
-    def ensure(self) -> Reached:
+    def ensure(self) -> GateBroker:
         """Return the gate once it answers as it was pinned; raises `PeerError`."""
         self._gate.client().check_known()
         return self
@@ -80,6 +46,12 @@ class GateBroker:
     def give_back(self) -> bool:
         """Leave the gate as it is: it serves others too."""
         return False
+
+
+Broker: TypeAlias = Embedded | GateBroker
+"""What a run needs of its broker: whether it serves, that it does, and giving it back."""
+Reached: TypeAlias = Serving | GateBroker
+"""A broker that can be called."""
 
 
 def broker_of(home: Home, folder: RunFolder) -> Broker:
