@@ -32,11 +32,7 @@ def mint(
     broker_url: str,
     place: str,
 ) -> bytes:
-    """Mint container and launch key, get the token for them, and return the launch file.
-
-    Raises:
-        PeerError: `broker-protocol` for a token of anything else than was asked for.
-    """
+    """Mint container and launch key, and return the launch file; raises `PeerError` for a token of anything else."""
     kind = place if place == LocalPlace.name else "ssh"
     launch_key, container = SigningKey.generate(), f"{kind}-{secrets.token_hex(8)}"
     request = LaunchRequest(

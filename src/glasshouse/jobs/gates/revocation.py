@@ -69,7 +69,6 @@ def revoke(
 
     Args:
         gates: all that may have its key: see `holders`. Each is tried, whatever comes of the others.
-        owner: signs the requests to gates.
         running: let the leases of runs that have the key run out, too.
 
     Returns:

@@ -96,12 +96,8 @@ def _names(home: Home) -> list[Path]:
 
 
 def _copy(old: Home, target: Home, names: list[Path], *, settled: bool) -> list[Path]:
-    """Copy what the target lacks and return what it then has byte for byte; raises `UsageError`.
-
-    Args:
-        settled: whether an earlier move had copied everything, and the target may have been used since.
-    """
-    if not settled:
+    """Copy what the target lacks and return what it then has byte for byte; raises `UsageError`."""
+    if not settled:  # else an earlier move had copied everything, and the target may have been used since
         # Looked for in all of them before the first is copied: a move that cannot succeed does not begin.
         for name in names:
             if is_there(target.path / name) and not _same(old, target, name):

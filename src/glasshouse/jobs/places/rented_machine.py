@@ -117,7 +117,6 @@ def take(
     Args:
         profile: the hardening that the job's policy demands.
         interrupt: called when a cap is reached during login and examination; ends this call.
-        accept: whether a machine will do that does not print its host key.
 
     Raises:
         GlasshouseError: as `Renter.take`; or the machine cannot be reached, or cannot meet the policy.

@@ -95,8 +95,7 @@ def fetch(
     programs do there, and a script's dependency may have chosen it: such outputs are left out by default.
 
     Args:
-        receipt: verified.
-        sealing: the owner's sealing key, or a backup recipient's.
+        receipt, sealing: as of `look_inside`.
         out: made if need be; new folders get mode 0700, files 0600.
         force: whether existing files may be replaced.
         hidden: whether to write outputs whose names have a part that begins with a dot.

@@ -91,11 +91,7 @@ def certified_key(certificate: Envelope, *, owner: bytes) -> bytes:
 
 
 def sign_model(key: ModelKey, outputs: Sequence[RunOutput], *, name: str, bundle_sha256: bytes) -> bytes:
-    """Return the bundle that `model_signing verify` takes for a run's outputs, which it needs some of.
-
-    Raises:
-        UsageError: there are none.
-    """
+    """Return the bundle that `model_signing verify` takes for a run's outputs; raises `UsageError` if it has none."""
     if not outputs:
         raise UsageError(Code.USAGE, "the run has no outputs: there is no model to sign")
     files = sorted((one.name, one.sha256) for one in outputs)

@@ -44,10 +44,9 @@ class RunLook:
 
 
 def look(folder: RunFolder, home: Home, *, deep: bool = True) -> RunLook:
-    """Look at a run; one whose processes are all gone is settled. Unless `deep`, an ended run's log is not read.
+    """Look at a run; one whose processes are all gone is settled. Raises `UsageError` for a damaged record.
 
-    Raises:
-        UsageError: a damaged record.
+    Unless `deep`, an ended run's log is not read.
     """
     record = folder.load()
     if record.phase is not Phase.ENDED and not _alive(folder, record):
@@ -147,12 +146,7 @@ def _end_supervisor(record: RunRecord) -> None:
 
 
 def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended:
-    """Follow a run of another supervisor until it has ended.
-
-    Raises:
-        UsageError: a damaged record.
-        VerificationError: `log-invalid`.
-    """
+    """Follow a run of another supervisor to its end; raises `UsageError` or `VerificationError` for damaged files."""
     seen, tail, taken_s, watcher = Seen(), Tail(folder.events), -_TAKE_OVER_S, watcher or Watcher()
     with contextlib.closing(tail):
         while True:

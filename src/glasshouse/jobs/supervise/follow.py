@@ -28,11 +28,7 @@ class Tail:
         self._rest = b""
 
     def read(self) -> Iterator[Event]:
-        """Yield the events that came since the last call.
-
-        Raises:
-            VerificationError: `log-invalid` for a line that is no event.
-        """
+        """Yield the events that came since the last call; raises `VerificationError` for a line that is no event."""
         if self._descriptor is None:
             try:
                 with open_regular(self._path) as log:

@@ -30,11 +30,7 @@ class Removable:
 
 
 def removable(folder: RunFolder, home: Home) -> Removable:
-    """Return a run that has ended.
-
-    Raises:
-        UsageError: `usage` for one that goes on, that may still cost money, or whose record is damaged.
-    """
+    """Return an ended run; raises `UsageError` if it goes on, may still cost money, or its record is damaged."""
     record = look(folder, home, deep=False).record
     if record.phase is not Phase.ENDED or folder.active():
         raise UsageError(

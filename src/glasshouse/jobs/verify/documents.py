@@ -151,11 +151,7 @@ def verify_file(
 
 
 def of_run(verdict: AnyVerdict, run_id: str) -> Verdict:
-    """Return the verdict on a run's own receipt: another run's, however good, is refused.
-
-    Raises:
-        VerificationError: `receipt-invalid`.
-    """
+    """Return the verdict on a run's own receipt; raises `VerificationError` for another run's, however good."""
     if not isinstance(verdict, Verdict):
         raise VerificationError(Code.CHAIN_RECEIPT, "the receipt is another document")
     if verdict.chain.receipt.run_id != run_id:

@@ -92,11 +92,7 @@ def take_stored(home: Home, folder: RunFolder, owner: SigningKey, *, verified: C
 
 
 def forget_stored(home: Home, folder: RunFolder, owner: SigningKey) -> None:
-    """Have the gate of a run elsewhere remove what one of its machines left, if all of it is here.
-
-    Raises:
-        GlasshouseError: as `OwnerClient`: a gate that is away keeps it until it expires.
-    """
+    """Have a gate remove what a machine of a run elsewhere left, if all of it is here; raises as `OwnerClient`."""
     record = folder.load()
     if record.gate is None or record.place == LocalPlace.name:
         return

@@ -22,16 +22,14 @@ _MAX_RECORD_BYTES = 256
 def survivors(
     scratch: Path, out: Path, *, patience_s: float | None = None, processes: Path = _PROC
 ) -> list[int] | None:
-    """Return the processes of a run that still live: by the folder that stands on the command line of each of them, and
-    what its script started, or made of its worker, by their session.
+    """Return the ids of a run's processes that still live; None where that cannot be seen.
+
+    Those of the runtime are found by the folder on their command lines; what a script started, or made of its worker,
+    by its session. What it started outside of that is not among them: it can begin a session in a process namespace,
+    with which all in it ends, and where no system calls are filtered.
 
     Args:
         patience_s: how long to wait for the last of them to end; a few seconds when None.
-        processes: where the system lists what runs.
-
-    Returns:
-        process ids; None where that cannot be seen. What a script started outside its session is not among them: it can
-        begin one in a process namespace, with which all in it ends, and where no system calls are filtered.
     """
     deadline = time.monotonic() + (_PATIENCE_S if patience_s is None else patience_s)
     while found := _alive(scratch, out, processes):

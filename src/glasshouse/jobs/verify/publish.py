@@ -76,11 +76,7 @@ def make_artifact(
 
 
 def account(verdict: Verdict, bundle: bytes) -> Artifact:
-    """Return what a good bundle lets its owner publish: with no digest revealed, and no number of the owner's own.
-
-    Raises:
-        VerificationError, UsageError: as `make_artifact`.
-    """
+    """Return what a good bundle lets its owner publish, with no digest or number added; raises as `make_artifact`."""
     chain, receipt = verdict.chain, verdict.chain.receipt
     if verdict.status is not Status.GOOD or not (
         chain.manifest and chain.claims and chain.ear and chain.countersignature and receipt.work
