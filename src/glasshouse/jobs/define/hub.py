@@ -5,13 +5,12 @@ Only weights as safetensors, configuration and tokenizer are taken: no code and 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.owner.files import open_regular
 from glasshouse.jobs.owner.installation import install_command
 from glasshouse.package.write import Source
 from glasshouse.wire.canonical import Json
@@ -37,7 +36,7 @@ def pack_model(params: Mapping[str, Json]) -> tuple[list[Source], dict[str, Json
     for path in sorted(filter(Path.is_file, snapshot.rglob("*"))):
         real = path.resolve(strict=True)  # the hub's cache consists of links into its store
         name_here = f"{folder}/{path.relative_to(snapshot).as_posix()}"
-        sources.append(Source(path=name_here, bytes=real.stat().st_size, open=partial(_open, real)))
+        sources.append(Source(path=name_here, bytes=real.stat().st_size, open=partial(open_regular, real)))
     if not any(source.path.endswith(".safetensors") for source in sources):
         raise UsageError(Code.MODEL_NOT_FOUND, f"the model {name!r} has no weights in the form of safetensors")
     kept = {key: value for key, value in params.items() if key != "revision"}
@@ -64,7 +63,3 @@ def _download(name: str, revision: str | None) -> Path:
             "it does not exist, is not public, or the hub cannot be reached",
             hint='check the id and the network, or pack a local folder with model = "inputs:FOLDER"',
         ) from None
-
-
-def _open(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb")

@@ -84,7 +84,10 @@ def revoke(
             if holder.gate is None:
                 raise PeerError(Code.BROKER_UNREACHABLE, "its record is gone from here")
             _revoke_at(holder.gate.client(owner), package_id, running=running, deployed=holder.deployed)
-            _remember(home, holder.gate, owner)
+            if owner is not None:
+                # A log without the revocation is refused from here on; the next run refuses one that does not verify.
+                with contextlib.suppress(GlasshouseError):
+                    audit_gate(home, holder.gate, owner, newer=True)
         except GlasshouseError as error:
             failed.append((holder.name, error))
     broker = Embedded(home)
@@ -104,13 +107,6 @@ def revoke(
     record = PackageRecord.load(home, package_id, workload="unknown")
     replace(record, revoked=True).save(home)
     return sorted(run.run_id for run in RunFolder.records(home) if run.package_id == package_id and run.active)
-
-
-def _remember(home: Home, gate: KnownGate, owner: SigningKey | None) -> None:
-    """Record a gate's audit log with the revocation in it: a log that lacks it is refused from here on."""
-    if owner is not None:
-        with contextlib.suppress(GlasshouseError):  # it was revoked; the next run refuses a log that does not verify
-            audit_gate(home, gate, owner, newer=True)
 
 
 def _revoke_at(client: OwnerClient, package_id: str, *, running: bool, deployed: bool) -> None:

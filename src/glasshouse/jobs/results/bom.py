@@ -32,6 +32,10 @@ def bill_of_materials(
         "runtime-measurement": "" if receipt.measurement is None else receipt.measurement.hex(),
         "workload": receipt.workload,
     }
+    limits = (
+        f"Attested at assurance {verdict.assurance}. Under its owner's key the receipt shows how the run "
+        "was released and how it ended; it shows nothing about the quality of the model or of the data."
+    )
     model = {
         "bom-ref": "model",
         "components": [
@@ -57,7 +61,7 @@ def bill_of_materials(
             }
         ],
         "modelCard": {
-            "considerations": {"technicalLimitations": [_limits(verdict)]},
+            "considerations": {"technicalLimitations": [limits]},
             "modelParameters": {"datasets": [{"ref": "package"}]},
         },
         "name": name,
@@ -93,10 +97,3 @@ def bill_of_materials(
         "version": 1,
     }
     return (json.dumps(document, ensure_ascii=False, indent=1, sort_keys=True) + "\n").encode()
-
-
-def _limits(verdict: Verdict) -> str:
-    return (
-        f"Attested at assurance {verdict.assurance}. Under its owner's key the receipt shows how the run "
-        "was released and how it ended; it shows nothing about the quality of the model or of the data."
-    )

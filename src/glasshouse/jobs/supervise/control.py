@@ -151,7 +151,9 @@ def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended
     with contextlib.closing(tail):
         while True:
             # Looked up before the log is read: what comes before the end is then read to the last line.
-            ended = look(folder, home).record if not _going(folder) else None
+            record = folder.load()
+            going = record.phase is not Phase.ENDED and _alive(folder, record)
+            ended = None if going else look(folder, home).record
             if ended is None and time.monotonic() - taken_s > _TAKE_OVER_S and _is_left_alone(folder, home):
                 detach(folder, None, home=home)
                 taken_s = time.monotonic()
@@ -188,11 +190,6 @@ def _is_left_alone(folder: RunFolder, home: Home) -> bool:
         return False
     place_of(home, record.place)  # one that has no name here any more cannot be followed
     return record.supervisor is None or not record.supervisor.alive
-
-
-def _going(folder: RunFolder) -> bool:
-    record = folder.load()
-    return record.phase is not Phase.ENDED and _alive(folder, record)
 
 
 def _alive(folder: RunFolder, record: RunRecord) -> bool:

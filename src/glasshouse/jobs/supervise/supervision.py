@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.events import Event
@@ -104,6 +103,11 @@ def supervise(
         PlatformError: it could not be placed.
         LeftError: a person left a machine that cannot be reached; by its record the run goes on.
     """
+
+    def not_stopped() -> None:
+        if interrupts.count:
+            raise UsageError(Code.INTERRUPTED, "interrupted before a runtime was placed: the key was not released")
+
     owner = read_public(home.owner_public)
     folders = (folder, *(other for other, _ in others))
     machines: list[_FollowedMachine] = []
@@ -112,7 +116,7 @@ def supervise(
         if launch is None:
             placing.take_over()
         else:
-            placing.start([launch, *(its or b"" for _, its in others)], partial(_not_stopped, interrupts))
+            placing.start([launch, *(its or b"" for _, its in others)], not_stopped)
         for one, placed in zip(folders, placing.placed, strict=True):
             # Machine 0 is where progress and outputs come from; of the others one sees how they end.
             shown_to = watcher if one is folder else None
@@ -126,11 +130,6 @@ def supervise(
             record_end(machine.folder, end, machine.seen)
         record = record_end(folder, conclusion, machines[0].seen)
     return Ended(folder=folder, record=record, seen=machines[0].seen, conclusion=conclusion)
-
-
-def _not_stopped(interrupts: Interrupts) -> None:
-    if interrupts.count:
-        raise UsageError(Code.INTERRUPTED, "interrupted before a runtime was placed: the key was not released")
 
 
 @dataclass(kw_only=True, slots=True)

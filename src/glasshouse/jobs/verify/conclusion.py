@@ -89,18 +89,15 @@ def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes
     if record.place != LocalPlace.name and not record.placed:
         return replace(known, problem=_NEVER_PLACED)
     if known.outcome is Outcome.LOST and known.code is GIVEN_UP:
-        return replace(known, problem=_given_up(record.place))
+        unknown = (
+            f"given up, because {record.place} could not be reached: whether a runtime is there still, has wiped "
+            "itself or left something behind is not known (one that is there without your broker ends with its lease); "
+            f"when it is back: glasshouse machine sweep {record.place}"
+        )
+        return replace(known, problem=unknown)
     if known.outcome is Outcome.LOST:
         return known
     return replace(known, problem=_not_wiped(folder, "the runtime left no receipt: nothing shows that it wiped"))
-
-
-def _given_up(place: str) -> str:
-    return (
-        f"given up, because {place} could not be reached: whether a runtime is there still, has wiped itself or left "
-        f"something behind is not known (one that is there without your broker ends with its lease); when it is back: "
-        f"glasshouse machine sweep {place}"
-    )
 
 
 def _not_wiped(folder: RunFolder, what: str) -> str:

@@ -16,11 +16,9 @@ from glasshouse.errors import Code, FormatError, PackageError, VerificationError
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead
 from glasshouse.evidence.log import VerifiedLog, read_lines, verify_heads, verify_log
-from glasshouse.evidence.results import Work
 from glasshouse.jobs.owner.files import is_there, open_regular
 from glasshouse.jobs.verify.receipt_chain import Chain
 from glasshouse.jobs.verify.verdict import Verdict
-from glasshouse.wire.canonical import Json
 from glasshouse.wire.states import Outcome
 
 LOG_NAME = "events.log"
@@ -55,13 +53,16 @@ def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[
         "measurement": receipt.measurement,
         "token": chain.token_sha256,
     }
+    known = {subject: digest.hex() for subject, digest in digests.items() if digest is not None}
+    work, done = receipt.work, log.done
     for what, holds in (
         ("outcome", (log.outcome, log.code) == (receipt.outcome, receipt.code)),
         ("probes", probes == [(p.probe, p.result.value, p.detail) for p in receipt.zeroization]),
         ("outputs", outputs == outputs_named),
         ("log segments", len(log.of(EventType.SEGMENT)) == receipt.segments),
-        ("work", receipt.work is None or _borne_out(receipt.work, log)),
-        ("digests", all(_agrees(e.body["subject"], e.body["sha256"], digests) for e in log.of(EventType.DIGEST))),
+        # Of the unit of its own progress, and not less.
+        ("work", work is None or done is None or (work.unit == done[0] and work.done >= done[1])),
+        ("digests", all(known.get(str(e.body["subject"]), "") == e.body["sha256"] for e in log.of(EventType.DIGEST))),
     ):
         if not holds:
             raise VerificationError(Code.LOG_INVALID, f"log and receipt have different {what}")
@@ -196,13 +197,3 @@ def _check_unbroken(chain: Chain, heads: Sequence[CountersignedHead]) -> None:
         size, time_us = found.head.size, found.time_us
     if chain.countersigned_head and (not heads or heads[-1] != chain.countersigned_head):
         raise VerificationError(Code.LOG_INVALID, "the last of the heads is not the one that the receipt came with")
-
-
-def _borne_out(work: Work, log: VerifiedLog) -> bool:
-    """Return whether the work is of the unit of its own progress, and not less."""
-    return log.done is None or (work.unit == log.done[0] and work.done >= log.done[1])
-
-
-def _agrees(subject: Json, digest: Json, expected: dict[str, bytes | None]) -> bool:
-    known = expected.get(str(subject))
-    return known is not None and known.hex() == digest

@@ -14,7 +14,6 @@ from glasshouse.evidence.results import Output, Work
 from glasshouse.jobs.owner.durations import format_s, utc
 from glasshouse.jobs.verify.receipt_chain import Chain
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.group import Group
 from glasshouse.wire.signing import key_id
 from glasshouse.wire.states import Outcome
 
@@ -199,7 +198,9 @@ class Verdict:
         group = self.chain.token.group
         if group is None:
             return ""
-        return f", machine {group.machine} of {group.machines}, ranks {_ranks(group)} of group {group.id.hex()[:8]}"
+        first, last = group.first_rank, group.first_rank + group.ranks - 1
+        ranks = f"{first}" if first == last else f"{first} to {last}"
+        return f", machine {group.machine} of {group.machines}, ranks {ranks} of group {group.id.hex()[:8]}"
 
     @property
     def links(self) -> tuple[tuple[str, str | None], ...]:
@@ -278,11 +279,6 @@ def _reported(work: Work, log: VerifiedLog) -> bool:
         return missing <= 0
     most = _FASTER * seen * (log.silent_us + SECOND_US) // max(1, log.ran_us - log.silent_us)
     return log.silent_us <= 2 * SECOND_US and missing <= most
-
-
-def _ranks(group: Group) -> str:
-    first, last = group.first_rank, group.first_rank + group.ranks - 1
-    return f"{first}" if first == last else f"{first} to {last}"
 
 
 def _output(output: Output) -> dict[str, Json]:

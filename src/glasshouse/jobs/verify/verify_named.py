@@ -101,7 +101,11 @@ def verify_named(
     if folder is not None:
         return verify_measured(folder, home, owner=owner, fingerprint=fingerprint)
     trust, now_us = trusted_owner(home, path, named=owner, fingerprint=fingerprint), time.time_ns() // 1000
-    key = _package_key(path, home, unlock) if content else None
+    key = None
+    if content:
+        manifest, _envelope = public_part(path)
+        store = KeyStore(home.require().keys)
+        key = store.get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=unlock().sealing)
     try:
         # Of a run everything must be there; a receipt may travel alone.
         verdict = verify_file(path, owner=trust.owner, content=content, package_key=key, whole=whole, now_us=now_us)
@@ -213,9 +217,3 @@ def _refuse_ambiguous(what: str, home: Home) -> None:
             f"{what} is a run, and something in this folder too",
             hint=f"name ./{what}, or verify the run from another folder",
         )
-
-
-def _package_key(path: Path, home: Home, unlock: Callable[[], Identity]) -> bytes:
-    manifest, _envelope = public_part(path)
-    store = KeyStore(home.require().keys)
-    return store.get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=unlock().sealing)
