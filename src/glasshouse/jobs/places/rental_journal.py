@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -148,7 +149,7 @@ class Rental:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object in `rental.json`, with amounts of money as decimal text."""
-        value: dict[str, Any] = _plain(asdict(self))
+        value: dict[str, Any] = json.loads(json.dumps(asdict(self), default="{:f}".format))
         return value
 
     @classmethod
@@ -291,11 +292,3 @@ def _attempt(value: dict[str, Any]) -> Attempt:
 
 def _amount(text: str | None) -> Decimal | None:
     return None if text is None else Decimal(text)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return f"{value:f}" if isinstance(value, Decimal) else value
