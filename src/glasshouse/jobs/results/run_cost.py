@@ -211,9 +211,7 @@ def cost_of(
         unit=None if done is None or work is None else work.unit,
         done=done,
         usd_per_unit=None if each is None else _rounded(each),
-        billed_usd=caps["billed_usd"],
-        most_usd=caps["most_usd"],
-        most_s=caps["most_s"],
+        **caps,
     )
 
 

@@ -166,8 +166,8 @@ def wait(folder: RunFolder, home: Home, watcher: Watcher | None = None) -> Ended
             time.sleep(_POLL_S)
 
 
-def concluded(folder: RunFolder, home: Home, record: RunRecord) -> Conclusion:
-    """Verify an ended run's receipt anew: the record's verdict is a summary, and no proof."""
+def concluded(folder: RunFolder, home: Home, record: RunRecord | None) -> Conclusion:
+    """Verify a run's receipt anew: the record of its end, if there is one, is a summary, and no proof."""
     owner = read_public(home.owner_public)
     return conclude_run(folder, record, owner_signing=owner.signing)
 
@@ -201,8 +201,7 @@ def _alive(folder: RunFolder, record: RunRecord) -> bool:
 
 def _settle(folder: RunFolder, home: Home, *, lost: Code | None = None) -> RunRecord:
     """Record the end of a run that was not recorded, and give its broker back; `lost` is as of `record_end`."""
-    owner = read_public(home.owner_public)
-    conclusion = conclude_run(folder, None, owner_signing=owner.signing)
+    conclusion = concluded(folder, home, None)
     for one, end in zip(folder.machines()[1:], conclusion.machines[1:], strict=True):
         record_end(one, end, _seen(one), lost=lost)
     record = record_end(folder, conclusion, _seen(folder), lost=lost)
