@@ -25,7 +25,8 @@ from benchmarks.kept import Bar, finish, kept, options
 from glasshouse.package.content import content_hash
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, VERSION
 from glasshouse.package.read import Package
-from glasshouse.package.write import Source, write
+from glasshouse.package.sealer import Source
+from glasshouse.package.write import write
 from glasshouse.wire.aead import PREFIX_BYTES, TAG_BYTES, ChunkCipher, Suite
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Assurance, Floor, Profile

@@ -18,7 +18,7 @@ from benchmarks.package import seal
 from glasshouse.collectives.kernels.jit import interpreted
 from glasshouse.package.grant import grant
 from glasshouse.package.read import Package
-from glasshouse.package.write import Source
+from glasshouse.package.sealer import Source
 from glasshouse.task.granted import GrantInputs
 from glasshouse.task.tensors import load
 from glasshouse.wire.aead import Suite

@@ -21,7 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from benchmarks.trusted import TIERS, closure
 from glasshouse.errors import Code, ExitCode
-from glasshouse.package.read import Package, asset_key
+from glasshouse.package.layout import asset_key
+from glasshouse.package.read import Package
 from glasshouse.wire.base64url import b64decode
 from tools.custodian_with_known_key import known_key
 from tools.runtime_proxy import Proxy, Reply

@@ -7,8 +7,11 @@ import io
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from glasshouse.package.read import AssetReader, Index, Package
-from glasshouse.package.write import SealedManifest, Source, write
+from glasshouse.package.assets import AssetReader
+from glasshouse.package.index import Index
+from glasshouse.package.read import Package
+from glasshouse.package.sealer import Source
+from glasshouse.package.write import SealedManifest, write
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.hpke import RecipientKey

@@ -17,7 +17,8 @@ from typing import Any
 
 from glasshouse.package.grant import grant
 from glasshouse.package.read import Package
-from glasshouse.package.write import Source, write
+from glasshouse.package.sealer import Source
+from glasshouse.package.write import write
 from glasshouse.wire import frames, hpke
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.signing import SigningKey

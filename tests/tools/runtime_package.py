@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse.package.manifest import Manifest
-from glasshouse.package.write import Source, write
+from glasshouse.package.sealer import Source
+from glasshouse.package.write import write
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Assurance, Floor, Profile

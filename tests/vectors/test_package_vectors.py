@@ -15,9 +15,11 @@ import pytest
 
 from glasshouse.errors import GlasshouseError
 from glasshouse.package.grant import grant
+from glasshouse.package.layout import asset_key
 from glasshouse.package.outputs import open_output
-from glasshouse.package.read import Package, asset_key
-from glasshouse.package.write import Source, write
+from glasshouse.package.read import Package
+from glasshouse.package.sealer import Source
+from glasshouse.package.write import write
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.kdf import salted
 from glasshouse.wire.signing import SigningKey

@@ -16,8 +16,10 @@ from glasshouse.custodian.exchange import MAX_PACKET_BYTES, Failed, Opened, Requ
 from glasshouse.custodian.residue_patterns import PATTERN_BYTES, PatternKind, ResiduePatterns, is_distinctive
 from glasshouse.errors import Code, FormatError, PackageError
 from glasshouse.package.grant import grant
+from glasshouse.package.index import Index
+from glasshouse.package.layout import asset_key
 from glasshouse.package.limits import OutputLimits
-from glasshouse.package.read import Index, Package, asset_key
+from glasshouse.package.read import Package
 from glasshouse.wire.aead import zero
 from glasshouse.wire.hpke import RecipientKey
 

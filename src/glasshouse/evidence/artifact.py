@@ -40,23 +40,6 @@ from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
 from glasshouse.wire.workloads import WORKLOADS
 
-__all__ = [
-    "ARTIFACT_PREDICATE",
-    "ARTIFACT_TYPE",
-    "MAX_ARTIFACT_BYTES",
-    "MAX_GPUS",
-    "NUMBERS",
-    "PROBES",
-    "PUBLIC_DECIMAL",
-    "PUBLIC_STOP_REASONS",
-    "SECRET_MEMORIES",
-    "VOCABULARY",
-    "WORKSPACES",
-    "Artifact",
-    "PublicOutput",
-    "known",
-]
-
 ARTIFACT_TYPE = RECEIPT_TYPE  # what tools of in-toto expect; the predicate's type differs
 ARTIFACT_PREDICATE = "https://glasshouse.dev/artifact/v1"
 MAX_ARTIFACT_BYTES = 256 * 1024

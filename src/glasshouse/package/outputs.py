@@ -28,8 +28,6 @@ from glasshouse.wire.aead import KEY_BYTES, TAG_BYTES, Suite, zero
 from glasshouse.wire.hpke import RecipientKey, recipient_id
 from glasshouse.wire.kdf import salted
 
-__all__ = ["OpenedOutput", "OutputKind", "OutputSealer", "SealedOutput", "open_output"]
-
 Size: TypeAlias = int
 Digest: TypeAlias = bytes
 

@@ -22,8 +22,6 @@ from glasshouse.package.streams import Positioned, size_of
 from glasshouse.wire.aead import TAG_BYTES
 from glasshouse.wire.kdf import sha256
 
-__all__ = ["AssetReader", "Entry", "Index", "Package", "asset_key"]
-
 
 class Package:
     """A package whose public part has been checked; the stream must stay open while it is used.

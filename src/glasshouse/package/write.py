@@ -31,8 +31,6 @@ from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Floor
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["SealedManifest", "Source", "write"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SealedManifest:

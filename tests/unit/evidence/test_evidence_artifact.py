@@ -20,7 +20,6 @@ from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.evidence.artifact import (
     NUMBERS,
     OTHER,
-    PROBES,
     PUBLIC_STOP_REASONS,
     SECRET_MEMORIES,
     VOCABULARY,
@@ -32,6 +31,7 @@ from glasshouse.evidence.artifact import (
 from glasshouse.evidence.canary import check_canaries
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.receipt import LIFECYCLE
+from glasshouse.evidence.results import PROBES
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.kdf import salted

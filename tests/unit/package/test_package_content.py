@@ -10,7 +10,8 @@ import sys
 from blake3 import blake3
 
 from glasshouse.package.read import Package
-from glasshouse.package.write import Source, write
+from glasshouse.package.sealer import Source
+from glasshouse.package.write import write
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.signing import SigningKey

@@ -79,7 +79,7 @@ def test_sealing_takes_five_chunks_whatever_the_size() -> None:
     import io
     import tracemalloc
 
-    from glasshouse.package.write import Source
+    from glasshouse.package.sealer import Source
 
     class Zeros(io.RawIOBase):
         def __init__(self, size: int) -> None:

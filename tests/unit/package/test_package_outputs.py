@@ -10,8 +10,8 @@ import pytest
 
 from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError
 from glasshouse.package import output_header, outputs
-from glasshouse.package.output_header import OutputHeader
-from glasshouse.package.outputs import OpenedOutput, OutputKind, OutputSealer, SealedOutput, open_output
+from glasshouse.package.output_header import OutputHeader, OutputKind
+from glasshouse.package.outputs import OpenedOutput, OutputSealer, SealedOutput, open_output
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.kdf import salted

@@ -14,7 +14,8 @@ import pytest
 from glasshouse.errors import Code, FormatError, GlasshouseError, PackageError, UsageError
 from glasshouse.package import sealer
 from glasshouse.package.manifest import Manifest, parse_signed
-from glasshouse.package.write import Source, write
+from glasshouse.package.sealer import Source
+from glasshouse.package.write import write
 from glasshouse.wire.aead import Suite
 from simulators.package_world import (
     BACKUP,

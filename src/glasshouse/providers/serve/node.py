@@ -21,8 +21,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Optional
 
-__all__ = ["NODE", "Holder", "main"]
-
 NODE = "node"
 _MAX_BYTES = 1 << 16
 _POLL_S, _ASKED_S = 0.25, 5.0

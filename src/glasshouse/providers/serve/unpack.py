@@ -29,8 +29,6 @@ import zipfile
 from io import FileIO
 from typing import BinaryIO, Callable  # noqa: UP035 - as above
 
-__all__ = ["MANIFEST", "MAX_BYTES", "RefusedBundle", "install", "is_bundle", "main", "unpack"]
-
 MAX_BYTES = 512 << 20
 MANIFEST = "bundle.json"
 _MAX_MEMBERS = 20_000
