@@ -433,7 +433,7 @@ class Reported:
     def send(self) -> bytes:
         """Send the log's head and return it; empty where it was not confirmed."""
         head = self.log.head()
-        message = HeadSubmission(head=head, proof=tuple(self.log.consistency_from(self._confirmed))).encode()
+        message = HeadSubmission(head=head, proof=tuple(self.log.consistency(self._confirmed, self.log.size))).encode()
         with contextlib.suppress(GlasshouseError):
             if self.actor.post("/v1/heads", message).status == 200:
                 self._confirmed = self.log.size

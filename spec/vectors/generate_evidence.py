@@ -238,7 +238,7 @@ def countersigning_cases() -> Iterator[tuple[str, dict[str, Any]]]:
         return {
             "broker_seed": b64encode(world.broker.seed()),
             "evidence_public": b64encode(world.evidence_key.public),
-            "head": json.loads(head.sign(world.key(key))),
+            "head": head.sign(world.key(key)).to_json(),
             "now_us": world.now_us,
             "previous": json.loads(last.encode()) if previous else None,
             "proof": proof,

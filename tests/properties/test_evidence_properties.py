@@ -73,14 +73,14 @@ def test_whatever_the_agent_can_write_the_verifier_accepts(data: st.DataObject) 
         if data.draw(st.booleans()):
             last = countersign(
                 writer.log.head(),
-                writer.log.consistency_from(last.head.size if last else 0),
+                writer.log.consistency(last.head.size if last else 0, writer.log.size),
                 run_id=RUN,
                 previous=last,
                 evidence_public=KEY.public,
                 broker_key=BROKER,
                 now_us=1,
             )
-    head = Head.parse_signed(writer.log.head(), evidence_public=KEY.public)
+    head = Head.parse_signed(writer.log.head(), KEY.public)
     assert verify_log(writer.lines, head).outcome is Outcome.REFUSED
     for line in writer.lines:
         # The fast encoder of events is the canonical one.

@@ -65,7 +65,7 @@ def predicate(**changes: Any) -> Callable[[World, Run], bytes]:
 
 def other_head(world: World, run: Run, *, key: str = "evidence", broker: str = "broker", **changes: Any) -> bytes:
     head = Head.from_json({**run.heads[-1].head.to_json(), **changes})
-    signed = envelope(head.sign(world.key(key)))
+    signed = head.sign(world.key(key))
     made = CountersignedHead.sign(head, signed, previous_size=1, time_us=world.now_us, broker_key=world.key(broker))
     return run.with_parts(head=made.envelope)
 

@@ -14,7 +14,6 @@ from glasshouse.evidence.receipt import LIFECYCLE, RECEIPT_TYPE, Receipt
 from glasshouse.evidence.results import Output, Probe
 from glasshouse.tamper.stage import Actor, clock_us
 from glasshouse.wire import dsse
-from glasshouse.wire.canonical import encode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.policy import Assurance
 from glasshouse.wire.states import Outcome, State
@@ -51,7 +50,9 @@ class Reporter:
 
     def submission(self) -> bytes:
         self.final = self.log.head()
-        return HeadSubmission(head=self.final, proof=tuple(self.log.consistency_from(self.confirmed))).encode()
+        return HeadSubmission(
+            head=self.final, proof=tuple(self.log.consistency(self.confirmed, self.log.size))
+        ).encode()
 
     def send(self, submission: bytes) -> Reply:
         reply = self.actor.post("/v1/heads", submission)
@@ -97,7 +98,7 @@ class Reporter:
             started_us=now_us - 1000,
             finished_us=finished_us or now_us,
         )
-        return dsse.sign(RECEIPT_TYPE, encode(receipt.to_statement()), [actor.evidence])
+        return dsse.sign(RECEIPT_TYPE, receipt.encode(), [actor.evidence])
 
     def submit(self, receipt: Envelope) -> bytes:
         """Return the submission of whatever calls itself a receipt, beside the last head."""

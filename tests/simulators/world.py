@@ -289,7 +289,7 @@ class World:
                 heads.append(
                     countersign(
                         signed,
-                        log.consistency_from(previous.head.size if previous else 0),
+                        log.consistency(previous.head.size if previous else 0, log.size),
                         run_id=self.id("run"),
                         previous=previous,
                         evidence_public=self.evidence_key.public,

@@ -190,7 +190,14 @@ class PublicOutput(Record, name="output"):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Artifact(Record, name="predicate", max_bytes=MAX_ARTIFACT_BYTES, constants={"outcome": Outcome.COMPLETED.value}):
+class Artifact(
+    dsse.Signed,
+    name="predicate",
+    max_bytes=MAX_ARTIFACT_BYTES,
+    constants={"outcome": Outcome.COMPLETED.value},
+    payload_type=ARTIFACT_TYPE,
+    max_message_bytes=MAX_ARTIFACT_BYTES,
+):
     """What the owner shows of a run whose bundle verified as good; what has no comment is as in receipt and manifest.
 
     Raises:
@@ -260,18 +267,8 @@ class Artifact(Record, name="predicate", max_bytes=MAX_ARTIFACT_BYTES, constants
         subject: list[Json] = [{"digest": {"sha256": digest.hex()}, "name": name} for name, digest in found]
         return tuple(subject) or (manifest_subject(self.manifest_sha256),)
 
-    def sign(self, owner: SigningKey) -> bytes:
+    def sign(self, *keys: SigningKey) -> Envelope:
         """Return the artifact in its envelope; its own parser must accept it first."""
-        payload = self.encode()
-        if Artifact.parse(payload) != self:
+        if Artifact.parse(self.encode()) != self:
             raise FormatError(Code.SCHEMA, "an artifact that does not survive its own encoding")
-        return dsse.sign(ARTIFACT_TYPE, payload, [owner]).encode()
-
-    @classmethod
-    def parse_signed(cls, data: bytes, *, owner: bytes) -> Artifact:
-        """Check the owner's signature and return the artifact.
-
-        Raises:
-            FormatError: `too-large`, `schema-invalid`, `not-canonical`, `wrong-type` or `signature-invalid`.
-        """
-        return cls.parse(Envelope.parse(data, max_bytes=MAX_ARTIFACT_BYTES).verify(ARTIFACT_TYPE, owner))
+        return super(Artifact, self).sign(*keys)

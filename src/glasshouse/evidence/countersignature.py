@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from glasshouse.errors import Code, FormatError, RefusedError
-from glasshouse.evidence.heads import MAX_HEAD_BYTES, CountersignedHead, claimed_head, signed
+from glasshouse.evidence.heads import MAX_HEAD_BYTES, CountersignedHead, refusal_of, signed
 from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, RECEIPT_TYPE, Receipt
 from glasshouse.wire import dsse
 from glasshouse.wire.dsse import Envelope
@@ -25,7 +25,14 @@ _HEAD, _RECEIPT, _PAYLOAD = b'{"head":', b',"receipt":', b'{"payload":"'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Closed(Record, name="countersigned receipt", max_bytes=MAX_COUNTERSIGNATURE_BYTES, constants={"version": 1}):
+class _Closed(
+    dsse.Signed,
+    name="countersigned receipt",
+    max_bytes=MAX_COUNTERSIGNATURE_BYTES,
+    constants={"version": 1},
+    payload_type=COUNTERSIGNED_RECEIPT_TYPE,
+    max_message_bytes=MAX_COUNTERSIGNATURE_BYTES,
+):
     """What the broker signs."""
 
     run_id: Id
@@ -49,19 +56,8 @@ class CountersignedReceipt(_Closed):
         return self.envelope.encode()
 
     @classmethod
-    def parse_signed(cls, data: bytes, *, broker_public: bytes) -> CountersignedReceipt:
-        """Check the signature.
-
-        Raises:
-            FormatError: `too-large`, `schema-invalid`, `not-canonical`, `wrong-type` or `signature-invalid`.
-        """
-        envelope = Envelope.parse(data, max_bytes=MAX_COUNTERSIGNATURE_BYTES)
-        return cls.from_envelope(envelope, broker_public=broker_public)
-
-    @classmethod
-    def from_envelope(cls, envelope: Envelope, *, broker_public: bytes) -> CountersignedReceipt:
-        """The same for an envelope that is part of another document."""
-        return cls.parse(envelope.verify(COUNTERSIGNED_RECEIPT_TYPE, broker_public), envelope=envelope)
+    def from_envelope(cls, envelope: Envelope, *publics: bytes) -> CountersignedReceipt:
+        return cls.parse(envelope.verify(COUNTERSIGNED_RECEIPT_TYPE, *publics), envelope=envelope)
 
 
 class SignedReceiptRefusedError(RefusedError):
@@ -107,12 +103,12 @@ def countersign_receipt(
     try:
         payload = Envelope.parse(receipt, max_bytes=MAX_RECEIPT_BYTES).verify(RECEIPT_TYPE, evidence_public)
     except FormatError as error:
-        raise _refused(error, RefusedError) from None
+        raise refusal_of(error) from None
     try:
-        checked = Receipt.from_payload(payload)
+        checked = Receipt.parse(payload)
         checked.check_signers(evidence_public, by_launch_key=False)
     except FormatError as error:
-        raise _refused(error, SignedReceiptRefusedError) from None
+        raise refusal_of(error, SignedReceiptRefusedError) from None
     if (checked.run_id, checked.log_root, checked.log_size) != (head.run_id, head.root, head.size):
         raise SignedReceiptRefusedError(Code.HEAD_INCONSISTENT, "a receipt of another run or log than the final head's")
     closed = _Closed(
@@ -122,13 +118,7 @@ def countersign_receipt(
         log_size=head.size,
         time_us=max(now_us, final.time_us),
     )
-    envelope = dsse.sign(COUNTERSIGNED_RECEIPT_TYPE, closed.encode(), [broker_key])
-    return CountersignedReceipt.from_envelope(envelope, broker_public=broker_key.public)
-
-
-def _refused(error: FormatError, kind: type[RefusedError]) -> RefusedError:
-    code = {Code.TOO_LARGE: Code.MESSAGE_TOO_LARGE, Code.SIGNATURE: Code.EVIDENCE_SIGNATURE}
-    return kind(code.get(error.code, Code.MESSAGE_INVALID), error.message)
+    return CountersignedReceipt.from_envelope(closed.sign(broker_key), broker_key.public)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,10 +150,6 @@ class ReceiptSubmission:
         head = data[len(_HEAD) : end]
         Envelope.parse(head, max_bytes=MAX_HEAD_BYTES)
         return cls(receipt=data[end + len(_RECEIPT) : -1], head=head)
-
-    def claimed_run_id(self) -> str:
-        """Return the run that the head names, **unverified**: to find the record to check it against."""
-        return claimed_head(self.head).run_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

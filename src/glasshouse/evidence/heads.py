@@ -40,7 +40,15 @@ def signed(max_bytes: int) -> Codec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Head(Record, name="head", max_bytes=MAX_HEAD_BYTES, max_elements=16, constants={"version": 1}):
+class Head(
+    dsse.Signed,
+    name="head",
+    max_bytes=MAX_HEAD_BYTES,
+    max_elements=16,
+    constants={"version": 1},
+    payload_type=HEAD_TYPE,
+    max_message_bytes=MAX_HEAD_BYTES,
+):
     """The log as it stood at one moment."""
 
     run_id: Id
@@ -50,28 +58,14 @@ class Head(Record, name="head", max_bytes=MAX_HEAD_BYTES, max_elements=16, const
     state: State  # of the run at that moment
     time_us: int  # by the runtime's clock
 
-    def sign(self, key: SigningKey) -> bytes:
-        """Return the head in an envelope signed by the evidence key."""
-        return dsse.sign(HEAD_TYPE, self.encode(), [key]).encode()
-
-    @classmethod
-    def parse_signed(cls, data: bytes, *, evidence_public: bytes) -> Head:
-        """Check the signature and return the head.
-
-        Raises:
-            FormatError: `too-large`, `schema-invalid`, `not-canonical`, `wrong-type` or `signature-invalid`.
-        """
-        return cls.from_envelope(Envelope.parse(data, max_bytes=MAX_HEAD_BYTES), evidence_public=evidence_public)
-
-    @classmethod
-    def from_envelope(cls, envelope: Envelope, *, evidence_public: bytes) -> Head:
-        """The same for an envelope that is part of another document."""
-        return cls.parse(envelope.verify(HEAD_TYPE, evidence_public))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Countersigned(
-    Record, name="countersigned head", max_bytes=MAX_COUNTERSIGNED_HEAD_BYTES, constants={"version": 1}
+    dsse.Signed,
+    name="countersigned head",
+    max_bytes=MAX_COUNTERSIGNED_HEAD_BYTES,
+    constants={"version": 1},
+    payload_type=COUNTERSIGNED_HEAD_TYPE,
 ):
     """What the broker signs."""
 
@@ -112,8 +106,8 @@ class CountersignedHead:
     @classmethod
     def from_envelope(cls, envelope: Envelope, *, broker_public: bytes, evidence_public: bytes) -> CountersignedHead:
         """The same for an envelope that is part of another document."""
-        found = _Countersigned.parse(envelope.verify(COUNTERSIGNED_HEAD_TYPE, broker_public))
-        head = Head.from_envelope(found.head, evidence_public=evidence_public)
+        found = _Countersigned.from_envelope(envelope, broker_public)
+        head = Head.from_envelope(found.head, evidence_public)
         if found.previous_size >= head.size:
             raise FormatError(Code.SCHEMA, "a countersigned head that is not larger than the one before")
         return cls(head=head, envelope=envelope, previous_size=found.previous_size, time_us=found.time_us)
@@ -122,8 +116,7 @@ class CountersignedHead:
     def sign(
         cls, head: Head, signed: Envelope, *, previous_size: int, time_us: int, broker_key: SigningKey
     ) -> CountersignedHead:
-        payload = _Countersigned(head=signed, previous_size=previous_size, time_us=time_us).encode()
-        envelope = dsse.sign(COUNTERSIGNED_HEAD_TYPE, payload, [broker_key])
+        envelope = _Countersigned(head=signed, previous_size=previous_size, time_us=time_us).sign(broker_key)
         return cls(head=head, envelope=envelope, previous_size=previous_size, time_us=time_us)
 
 
@@ -134,13 +127,9 @@ class HeadSubmission(Record, name="head submission", max_bytes=MAX_SUBMISSION_BY
     head: Annotated[bytes, signed(MAX_HEAD_BYTES)]
     proof: Proof = ()  # consistency with the last countersigned head; empty for the first and for a repeat
 
-    def claimed_run_id(self) -> str:
-        """Return the run that the head names, **unverified**: to find the record to check it against."""
-        return claimed_head(self.head).run_id
-
 
 def claimed_head(data: bytes) -> Head:
-    """Return a signed head **without checking its signature**; raises `FormatError`."""
+    """Return a signed head **without checking its signature**, to find the record of its run; raises `FormatError`."""
     return Head.parse(Envelope.parse(data, max_bytes=MAX_HEAD_BYTES).payload)
 
 
@@ -150,7 +139,7 @@ def claimed_in(envelope: Envelope, broker_public: bytes) -> tuple[Head, str]:
     Raises:
         FormatError: as `CountersignedHead.parse`.
     """
-    signed = _Countersigned.parse(envelope.verify(COUNTERSIGNED_HEAD_TYPE, broker_public)).head
+    signed = _Countersigned.from_envelope(envelope, broker_public).head
     return Head.parse(signed.payload), signed.signatures[0][0]
 
 
@@ -191,15 +180,14 @@ def countersign(
         return previous
     if last:
         _check_growth(last, claimed)
-    elif proof:
-        raise _refused("a first head has nothing to be consistent with")
-    try:
-        if last:
+        try:
             verify_consistency(
                 old=last.size, new=claimed.size, old_root=last.root, new_root=claimed.root, proof=list(proof)
             )
-    except FormatError:
-        raise _refused("a head that does not extend the last one") from None
+        except FormatError:
+            raise _refused("a head that does not extend the last one") from None
+    elif proof:
+        raise _refused("a first head has nothing to be consistent with")
     return CountersignedHead.sign(
         claimed,
         envelope,
@@ -217,13 +205,15 @@ def check_signed(head: bytes, evidence_public: bytes) -> tuple[Envelope, Head]:
     """
     try:
         envelope = Envelope.parse(head, max_bytes=MAX_HEAD_BYTES)
-        return envelope, Head.from_envelope(envelope, evidence_public=evidence_public)
+        return envelope, Head.from_envelope(envelope, evidence_public)
     except FormatError as error:
-        code = {
-            Code.TOO_LARGE: Code.MESSAGE_TOO_LARGE,
-            Code.SIGNATURE: Code.EVIDENCE_SIGNATURE,
-        }.get(error.code, Code.MESSAGE_INVALID)
-        raise RefusedError(code, error.message) from None
+        raise refusal_of(error) from None
+
+
+def refusal_of(error: FormatError, kind: type[RefusedError] = RefusedError) -> RefusedError:
+    """Return how a gate refuses a message that is not what it should be."""
+    code = {Code.TOO_LARGE: Code.MESSAGE_TOO_LARGE, Code.SIGNATURE: Code.EVIDENCE_SIGNATURE}
+    return kind(code.get(error.code, Code.MESSAGE_INVALID), error.message)
 
 
 def _check_growth(last: Head, claimed: Head) -> None:

@@ -1,6 +1,6 @@
 """Receipts: what a run did, as an in-toto Statement v1 signed by the run's evidence key (spec/evidence.md section 5).
 
-Law: ``Receipt.from_statement(r.to_statement()) == r``. A receipt is the word of the runtime; what
+Law: ``Receipt.from_json(r.to_json()) == r``. A receipt is the word of the runtime; what
 stands behind it is the assurance in it. Source: in-toto attestation framework, Statement v1.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.events import ProbeResult
@@ -24,7 +24,7 @@ from glasshouse.evidence.results import (
     manifest_subject,
 )
 from glasshouse.wire import dsse
-from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.canonical import Json
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.record import (
@@ -65,7 +65,13 @@ _Word: TypeAlias = Annotated[str, text(64, re.compile(r"[a-z][a-z0-9-]{0,63}"))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Receipt(Record, name="predicate", constants={"version": 1, "not_covered": list(NOT_COVERED)}):
+class Receipt(
+    Record,
+    name="predicate",
+    max_bytes=MAX_RECEIPT_BYTES,
+    max_elements=MAX_RECEIPT_ELEMENTS,
+    constants={"version": 1, "not_covered": list(NOT_COVERED)},
+):
     """What happened in one run: the predicate of a statement whose subjects are its outputs."""
 
     run_id: Id
@@ -130,21 +136,23 @@ class Receipt(Record, name="predicate", constants={"version": 1, "not_covered": 
             ("with other lifecycle steps than it must have", tuple(sorted(self.lifecycle_us)) != LIFECYCLE),
         ]
 
-    def to_statement(self) -> dict[str, Json]:
+    def to_json(self) -> dict[str, Json]:
         """Return the in-toto Statement."""
-        return Statement(predicate_type=PREDICATE_TYPE, predicate=self.to_json(), subject=self._subject()).to_json()
+        predicate = Record.to_json(self)
+        return Statement(predicate_type=PREDICATE_TYPE, predicate=predicate, subject=self._subject()).to_json()
 
     def _subject(self) -> tuple[Json, ...]:
         # A statement of in-toto is about something: where nothing came back, about the package.
         return tuple(output.to_json() for output in self.outputs) or (manifest_subject(self.manifest_sha256),)
 
     @classmethod
-    def from_statement(cls, value: Json) -> Receipt:
-        """Inverse of `to_statement`; raises `FormatError`."""
+    def from_json(cls, value: Json, where: str | None = None, **apart: Any) -> Receipt:
+        """Inverse of `to_json`; raises `FormatError`."""
         statement = Statement.from_json(value)
         named = [item for item in statement.subject if not isinstance(item, dict) or item.get("name") != "manifest"]
         outputs = tuple(Output.from_json(item) for item in named)
-        receipt = cls.from_json(statement.predicate_of(PREDICATE_TYPE), outputs=outputs)
+        predicate = statement.predicate_of(PREDICATE_TYPE)
+        receipt = super(Receipt, cls).from_json(predicate, where, outputs=outputs, **apart)
         if statement.subject != receipt._subject():
             raise FormatError(Code.SCHEMA, "a receipt whose subject is neither its outputs nor its manifest")
         return receipt
@@ -161,7 +169,7 @@ class Receipt(Record, name="predicate", constants={"version": 1, "not_covered": 
         if evidence_key.public != self.evidence_public:
             raise ValueError("a receipt that names another evidence key")
         keys = [evidence_key] if launch_key is None else [evidence_key, launch_key]
-        data = dsse.sign(RECEIPT_TYPE, encode(self.to_statement()), keys).encode()
+        data = dsse.sign(RECEIPT_TYPE, self.encode(), keys).encode()
         if len(data) > MAX_RECEIPT_BYTES:
             raise FormatError(Code.TOO_LARGE, f"a receipt of more than {MAX_RECEIPT_BYTES} bytes")
         return data
@@ -176,7 +184,7 @@ class Receipt(Record, name="predicate", constants={"version": 1, "not_covered": 
             FormatError: `too-large`, `schema-invalid`, `not-canonical`, `wrong-type` or `signature-invalid`.
         """
         publics = [evidence_public] if launch_public is None else [evidence_public, launch_public]
-        receipt = cls.from_payload(envelope.verify(RECEIPT_TYPE, *publics))
+        receipt = cls.parse(envelope.verify(RECEIPT_TYPE, *publics))
         receipt.check_signers(evidence_public, by_launch_key=launch_public is not None)
         return receipt
 
@@ -188,8 +196,3 @@ class Receipt(Record, name="predicate", constants={"version": 1, "not_covered": 
         """
         if self.evidence_public != evidence_public or by_launch_key != (self.ear_sha256 is None):
             raise FormatError(Code.SIGNATURE, "a receipt signed by the keys of another kind of run")
-
-    @classmethod
-    def from_payload(cls, payload: bytes) -> Receipt:
-        """Parse a statement's canonical bytes; raises `FormatError`."""
-        return cls.from_statement(decode(payload, max_bytes=MAX_RECEIPT_BYTES, max_elements=MAX_RECEIPT_ELEMENTS))

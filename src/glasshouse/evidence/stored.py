@@ -13,7 +13,14 @@ from typing import Annotated, Any
 from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.events import MAX_EVENT_BYTES, Event, EventType
-from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead, Head, Proof, claimed_in
+from glasshouse.evidence.heads import (
+    MAX_COUNTERSIGNED_HEAD_BYTES,
+    CountersignedHead,
+    Head,
+    Proof,
+    claimed_in,
+    refusal_of,
+)
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.merkle import leaf_hash, verify_inclusion
@@ -64,8 +71,7 @@ class StoredPart(Record, name="part of a file", max_bytes=MAX_STORE_BYTES, max_e
             if part.name == RECEIPT_NAME and part.size > MAX_BUNDLE_BYTES:
                 raise FormatError(Code.TOO_LARGE, f"a bundle of more than {MAX_BUNDLE_BYTES} bytes")
         except FormatError as error:
-            code = Code.MESSAGE_TOO_LARGE if error.code is Code.TOO_LARGE else Code.MESSAGE_INVALID
-            raise RefusedError(code, error.message) from None
+            raise refusal_of(error) from None
         return part
 
     def claimed(self, broker_public: bytes) -> tuple[str, str]:

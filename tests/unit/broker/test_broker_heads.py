@@ -133,9 +133,7 @@ def test_a_finished_run_gets_one_countersigned_receipt(reporter: Reporter, owner
     submission = reporter.receipt()
     content = reporter.actor.post("/v1/receipt", submission).content()
     answer = ReceiptAnswer.parse(content)
-    signed = CountersignedReceipt.parse_signed(
-        answer.countersignature, broker_public=reporter.actor.launch.broker_public
-    )
+    signed = CountersignedReceipt.parse_signed(answer.countersignature, reporter.actor.launch.broker_public)
     assert answer.delegation == owner.delegation.encode()
     assert reporter.actor.post("/v1/receipt", submission).content() == content, "a lost answer is given again"
     other = reporter.receipt(finished_us=clock_us() + 5)
@@ -207,7 +205,7 @@ def test_a_receipt_that_its_runs_key_did_not_sign_is_neither_written_again_nor_r
 def written_and_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
     """Return what tells the lengths of long envelopes that are written, and of long payloads that are read."""
     lengths: list[int] = []
-    write, read = Envelope.encode, Receipt.from_payload
+    write, read = Envelope.encode, Receipt.parse
 
     def written(envelope: Envelope) -> bytes:
         lengths.append(len(envelope.payload))
@@ -218,7 +216,7 @@ def written_and_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]
         return read(payload)
 
     monkeypatch.setattr(Envelope, "encode", written)
-    monkeypatch.setattr(Receipt, "from_payload", read_on)
+    monkeypatch.setattr(Receipt, "parse", read_on)
     return lambda: [length for length in lengths if length > 8192]
 
 

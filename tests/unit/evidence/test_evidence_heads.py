@@ -6,7 +6,7 @@ import pytest
 
 from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.evidence.events import EventType
-from glasshouse.evidence.heads import MAX_HEAD_BYTES, CountersignedHead, Head, HeadSubmission, countersign
+from glasshouse.evidence.heads import MAX_HEAD_BYTES, CountersignedHead, Head, HeadSubmission, claimed_head, countersign
 from glasshouse.evidence.log import EventLog
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import encode
@@ -69,7 +69,7 @@ def test_heads_of_a_growing_log_are_countersigned_one_after_the_other(gate: Gate
     old = 0
     for number in range(20):
         note(log, number)
-        found = gate.submit(log.head(), log.consistency_from(old))
+        found = gate.submit(log.head(), log.consistency(old, log.size))
         assert (found.previous_size, found.head.size, found.head.sequence) == (old, number + 2, number)
         old = found.head.size
         again = CountersignedHead.parse(found.encode(), broker_public=BROKER.public, evidence_public=EVIDENCE.public)
@@ -82,7 +82,7 @@ def test_heads_kept_while_the_broker_was_away_may_be_skipped(gate: Gate, log: Ev
         note(log)
         log.head()
     note(log)
-    assert gate.submit(log.head(), log.consistency_from(first.head.size)).head.sequence == 6
+    assert gate.submit(log.head(), log.consistency(first.head.size, log.size)).head.sequence == 6
 
 
 def test_a_lost_answer_is_given_again_byte_for_byte(gate: Gate, log: EventLog) -> None:
@@ -91,7 +91,7 @@ def test_a_lost_answer_is_given_again_byte_for_byte(gate: Gate, log: EventLog) -
     first = gate.submit(head, [])
     assert gate.submit(head, []).encode() == first.encode()
     note(log)
-    second_head, proof = log.head(), log.consistency_from(2)
+    second_head, proof = log.head(), log.consistency(2, log.size)
     second = gate.submit(second_head, proof)
     assert gate.submit(second_head, proof).encode() == second.encode()
 
@@ -100,7 +100,7 @@ def test_rolling_back_to_an_earlier_head(gate: Gate, log: EventLog) -> None:
     early = log.head()
     gate.submit(early, [])
     note(log)
-    gate.submit(log.head(), log.consistency_from(1))
+    gate.submit(log.head(), log.consistency(1, log.size))
     assert gate.refuses(early, []) is Code.HEAD_INCONSISTENT
 
 
@@ -112,7 +112,7 @@ def test_a_second_history_of_the_same_run(gate: Gate, log: EventLog) -> None:
     note(other, 2)
     note(other, 3)
     head = other.head()
-    assert gate.refuses(head, other.consistency_from(2)) is Code.HEAD_INCONSISTENT
+    assert gate.refuses(head, other.consistency(2, other.size)) is Code.HEAD_INCONSISTENT
     assert gate.refuses(head, []) is Code.HEAD_INCONSISTENT
 
 
@@ -143,7 +143,7 @@ def test_the_end_of_a_run_is_the_end_of_its_heads(gate: Gate, log: EventLog) -> 
         later = Head(
             run_id=RUN, sequence=9, size=final.size + 1, root=bytes(32), state=state, time_us=final.time_us + 1
         )
-        assert gate.refuses(later.sign(EVIDENCE), []) is Code.HEAD_INCONSISTENT
+        assert gate.refuses(later.sign(EVIDENCE).encode(), []) is Code.HEAD_INCONSISTENT
 
 
 def test_state_time_and_sequence_do_not_go_back(gate: Gate, log: EventLog) -> None:
@@ -151,19 +151,19 @@ def test_state_time_and_sequence_do_not_go_back(gate: Gate, log: EventLog) -> No
     log.head()
     last = gate.submit(log.head(), []).head
     note(log)
-    honest = Head.parse_signed(log.head(), evidence_public=EVIDENCE.public)
-    proof = log.consistency_from(last.size)
+    honest = Head.parse_signed(log.head(), EVIDENCE.public)
+    proof = log.consistency(last.size, log.size)
     for lie in ({"state": "created"}, {"time_us": last.time_us - 1}, {"sequence": last.sequence}):
         head = Head.from_json({**honest.to_json(), **lie})
-        assert gate.refuses(head.sign(EVIDENCE), proof) is Code.HEAD_INCONSISTENT
-    gate.submit(honest.sign(EVIDENCE), proof)
+        assert gate.refuses(head.sign(EVIDENCE).encode(), proof) is Code.HEAD_INCONSISTENT
+    gate.submit(honest.sign(EVIDENCE).encode(), proof)
 
 
 def test_the_brokers_time_does_not_go_back_with_its_clock(gate: Gate, log: EventLog) -> None:
     first = gate.submit(log.head(), [])
     note(log)
     gate.now_us = 0
-    assert gate.submit(log.head(), log.consistency_from(1)).time_us == first.time_us
+    assert gate.submit(log.head(), log.consistency(1, log.size)).time_us == first.time_us
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"null", b"[]", b"\xff"])
@@ -193,9 +193,9 @@ def test_a_submission_travels_unchanged_and_says_which_run_it_claims(log: EventL
     note(log)
     log.head()
     note(log)
-    submission = HeadSubmission(head=log.head(), proof=tuple(log.consistency_from(1)))
+    submission = HeadSubmission(head=log.head(), proof=tuple(log.consistency(1, log.size)))
     assert HeadSubmission.parse(submission.encode()) == submission
-    assert submission.claimed_run_id() == RUN
+    assert claimed_head(submission.head).run_id == RUN
 
 
 @pytest.mark.parametrize("proof", [["AA"], ["A" * 44], [1], ["!" * 43], ["A" * 43] * 65, "x"])

@@ -46,7 +46,7 @@ class Writer:
         return self.head()
 
     def head(self) -> Head:
-        return Head.parse_signed(self.log.head(), evidence_public=KEY.public)
+        return Head.parse_signed(self.log.head(), KEY.public)
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_a_full_disk_leaves_log_and_tree_at_the_same_size() -> None:
     assert (log.size, log.state) == (1, State.CREATED)
     room[0] = True
     log.transition(State.HARDENED)
-    verify_log(lines, Head.parse_signed(log.head(), evidence_public=KEY.public))
+    verify_log(lines, Head.parse_signed(log.head(), KEY.public))
 
 
 # What an attacker does to a log: without the evidence key the root gives it away; with the key, the rules do.
@@ -393,10 +393,10 @@ def test_consistency_between_any_two_heads(writer: Writer) -> None:
     first = writer.head()
     writer.reach(State.RUNNING)
     second = writer.head()
-    proof = writer.log.consistency_from(first.size)
+    proof = writer.log.consistency(first.size, writer.log.size)
     writer.log.append(EventType.PROGRESS, PROGRESS)  # what comes after the head does not disturb its proof
     verify_consistency(old=first.size, new=second.size, old_root=first.root, new_root=second.root, proof=proof)
-    assert writer.log.consistency_from(0) == []
+    assert writer.log.consistency(0, writer.log.size) == []
 
 
 def verified_run() -> tuple[VerifiedLog, list[Head]]:

@@ -21,6 +21,7 @@ from glasshouse.evidence.countersignature import (
     countersign_receipt,
 )
 from glasshouse.evidence.events import ProbeResult
+from glasshouse.evidence.heads import claimed_head
 from glasshouse.evidence.receipt import PREDICATE_TYPE, RECEIPT_TYPE, Receipt
 from glasshouse.evidence.results import PROBES, STATEMENT_TYPE, Output, Probe
 from glasshouse.wire import dsse
@@ -47,7 +48,7 @@ def countersign(receipt: Envelope, **changes: Any) -> CountersignedReceipt:
 
 
 def signed(receipt: Receipt) -> Envelope:
-    return dsse.sign(RECEIPT_TYPE, encode(receipt.to_statement()), [WORLD.evidence_key])
+    return dsse.sign(RECEIPT_TYPE, receipt.encode(), [WORLD.evidence_key])
 
 
 def refusal(receipt: Envelope, **changes: Any) -> Code:
@@ -57,14 +58,14 @@ def refusal(receipt: Envelope, **changes: Any) -> Code:
 
 
 def test_a_receipt_is_an_in_toto_statement_about_the_sealed_files() -> None:
-    statement = RUN.receipt.to_statement()
+    statement = RUN.receipt.to_json()
     assert statement["_type"] == STATEMENT_TYPE == "https://in-toto.io/Statement/v1"
     assert statement["predicateType"] == PREDICATE_TYPE
     assert [(one["name"], set(one["digest"])) for one in statement["subject"]] == [
         ("outputs/0000.sealed", {"sha256"}),
         ("outputs/0001.sealed", {"sha256"}),
     ]
-    assert Receipt.from_statement(statement) == RUN.receipt
+    assert Receipt.from_json(statement) == RUN.receipt
 
 
 @pytest.mark.parametrize("attested", [True, False])
@@ -76,31 +77,31 @@ def test_a_run_that_gave_nothing_back_is_about_its_package(attested: bool) -> No
         "attested": attested,
     }
     receipt = World().run(**story).receipt
-    statement = receipt.to_statement()
+    statement = receipt.to_json()
     manifest = {"digest": {"sha256": receipt.manifest_sha256.hex()}, "name": "manifest"}
     assert statement["subject"] == [manifest]
-    assert Receipt.from_statement(statement) == receipt
+    assert Receipt.from_json(statement) == receipt
     for other in ([], [manifest, manifest], [{**manifest, "digest": {"sha256": "00" * 32}}]):
         with pytest.raises(FormatError):
-            Receipt.from_statement({**statement, "subject": other})
-    outputs = RUN.receipt.to_statement()
+            Receipt.from_json({**statement, "subject": other})
+    outputs = RUN.receipt.to_json()
     with pytest.raises(FormatError, match="subject"):
-        Receipt.from_statement({**outputs, "subject": [manifest, *outputs["subject"]]})
+        Receipt.from_json({**outputs, "subject": [manifest, *outputs["subject"]]})
 
 
 def test_tools_of_in_toto_take_every_receipt_for_a_statement() -> None:
     refused = World().run(outcome=Outcome.REFUSED, code=Code.KEY_COMMITMENT, reach=State.RELEASED)
     for run in (RUN, refused):
-        value = json_format.ParseDict(run.receipt.to_statement(), StatementProto())
+        value = json_format.ParseDict(run.receipt.to_json(), StatementProto())
         Statement.copy_from_pb(value).validate()
 
 
 def test_it_says_that_the_last_wipe_is_not_in_it() -> None:
-    predicate = RUN.receipt.to_statement()["predicate"]
+    predicate = RUN.receipt.to_json()["predicate"]
     assert predicate["not_covered"] == ["evidence-key-wipe"]
-    silent = {**RUN.receipt.to_statement(), "predicate": {**predicate, "not_covered": []}}
+    silent = {**RUN.receipt.to_json(), "predicate": {**predicate, "not_covered": []}}
     with pytest.raises(FormatError, match="not_covered"):
-        Receipt.from_statement(silent)
+        Receipt.from_json(silent)
 
 
 def test_a_files_plaintext_digest_is_never_in_it() -> None:
@@ -151,7 +152,7 @@ def test_a_run_that_was_given_no_key_has_no_outputs(change: dict[str, Any]) -> N
 def test_a_probe_that_found_something_makes_it_residue() -> None:
     found = (Probe(probe="swap", result=ProbeResult.FOUND),)
     receipt = replace(RUN.receipt, zeroization=found, outcome=Outcome.RESIDUE, code=Code.RESIDUE_FOUND)
-    assert Receipt.from_statement(receipt.to_statement()) == receipt
+    assert Receipt.from_json(receipt.to_json()) == receipt
 
 
 def test_the_launch_key_signs_exactly_where_no_attestation_result_vouches() -> None:
@@ -182,7 +183,7 @@ def test_a_receipt_with_a_signer_too_many_or_too_few_is_not_believed() -> None:
 def test_the_broker_countersigns_once_and_repeats_itself() -> None:
     receipt = RUN.bundle.receipt
     first = countersign(receipt)
-    assert CountersignedReceipt.parse_signed(first.encode(), broker_public=WORLD.broker.public) == first
+    assert CountersignedReceipt.parse_signed(first.encode(), WORLD.broker.public) == first
     assert countersign(receipt, previous=first, now_us=WORLD.now_us + 10**9) is first
     second = signed(replace(RUN.receipt, segments=2))
     assert refusal(second, previous=first) is Code.HEAD_INCONSISTENT
@@ -214,7 +215,7 @@ def test_the_countersigning_time_is_not_before_the_final_heads() -> None:
 def test_the_messages_travel_unchanged() -> None:
     submission = ReceiptSubmission(receipt=RUN.bundle.receipt.encode(), head=RUN.final_head)
     assert ReceiptSubmission.parse(submission.encode()) == submission
-    assert submission.claimed_run_id() == RUN.receipt.run_id
+    assert claimed_head(submission.head).run_id == RUN.receipt.run_id
     assert RUN.bundle.countersignature
     answer = ReceiptAnswer(
         countersignature=RUN.bundle.countersignature.encode(), delegation=RUN.bundle.delegation.encode()

@@ -23,7 +23,7 @@ def test_appending_and_verifying_stay_within_their_bars() -> None:
         body = {"done": number, "elapsed_us": number * 1_000_000, "loss": "0.53125", "total": EVENTS, "unit": "step"}
         log.append(EventType.PROGRESS, body)
     appended = time.process_time()
-    head = Head.parse_signed(log.head(), evidence_public=key.public)
+    head = Head.parse_signed(log.head(), key.public)
     verify_log(lines, head)
     verified = time.process_time()
     assert (appended - start) / EVENTS <= 100e-6

@@ -245,7 +245,7 @@ def test_whoever_holds_the_launch_key_alone_names_no_outputs(world: OwnersWorld,
     """A host that was never attested signs a receipt with the launch key and an evidence key of its own making."""
     folder, made = world.settle(tmp_path), world.made
     honest = world.run(attested=False, evidence_made=False, outcome=Outcome.FAILED, code=Code.INTERNAL)
-    statement = dict(honest.receipt.to_statement())
+    statement = dict(honest.receipt.to_json())
     statement["subject"] = [output.to_json() for output in made]
     forged = dsse.sign(RECEIPT_TYPE, encode(statement), [world.evidence_key, world.launch_key])
     folder.receipt.write_bytes(honest.with_parts(receipt=forged))

@@ -109,7 +109,7 @@ def test_what_the_gate_lets_through_is_a_log_that_verifies() -> None:
         if one is not None:
             body = {name: getattr(one, name) for name in ("done", "elapsed_us", "loss", "total", "unit")}
             log.append(EventType.PROGRESS, body)
-    verify_log(lines, Head.parse_signed(log.head(), evidence_public=key.public))
+    verify_log(lines, Head.parse_signed(log.head(), key.public))
     assert sum(b'"progress"' in line for line in lines) > 500
 
 

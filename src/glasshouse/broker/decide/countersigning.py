@@ -50,7 +50,7 @@ class Countersigner:
             FormatError: for what is not a submission.
         """
         submission = HeadSubmission.parse(body)
-        run_id, signer = submission.claimed_run_id(), _signer(submission.head)
+        run_id, signer = claimed_head(submission.head).run_id, _signer(submission.head)
 
         def judge(connection: Connection) -> tuple[recorded.AttestedRuntime, CountersignedHead]:
             found = recorded.attested(connection, run_id, signer, broker_public=self._broker.public)
@@ -92,7 +92,7 @@ class Countersigner:
             FormatError: for what is not a submission.
         """
         submission = ReceiptSubmission.parse(body)
-        run_id, signer = submission.claimed_run_id(), _signer(submission.head)
+        run_id, signer = claimed_head(submission.head).run_id, _signer(submission.head)
 
         def judge(connection: Connection) -> tuple[recorded.AttestedRuntime, CountersignedReceipt, ApiAnswer]:
             found = recorded.attested(connection, run_id, signer, broker_public=self._broker.public)
@@ -122,7 +122,7 @@ class Countersigner:
     ) -> CountersignedReceipt:
         row, previous = found.row, None
         if row["receipt"]:
-            previous = CountersignedReceipt.parse_signed(row["receipt"], broker_public=self._broker.public)
+            previous = CountersignedReceipt.parse_signed(row["receipt"], self._broker.public)
         # With 400 outputs a receipt costs ten times another message: a run's key has one looked at, and not many.
         key = row["evidence_public"].hex()
         if previous is None and key in self._spoiled:
@@ -155,7 +155,7 @@ class Countersigner:
         self, connection: Connection, found: recorded.AttestedRuntime, signed: CountersignedReceipt, receipt: bytes
     ) -> None:
         now_us = self._now_us(found)
-        outcome = Receipt.from_payload(Envelope.parse(receipt, max_bytes=len(receipt)).payload).outcome
+        outcome = Receipt.parse(Envelope.parse(receipt, max_bytes=len(receipt)).payload).outcome
         values = {
             "receipt": signed.encode(),
             "receipt_sha256": signed.receipt_sha256,

@@ -54,7 +54,7 @@ def receipt_in(path: Path, expected_sha256: bytes | None = None) -> Receipt | No
     """Return the receipt in a stored bundle; None for one that is none, or has another digest."""
     try:
         envelope = Bundle.parse(path.read_bytes()).receipt
-        found = Receipt.from_payload(envelope.payload)
+        found = Receipt.parse(envelope.payload)
     except (OSError, FormatError):
         return None
     return found if expected_sha256 in (None, sha256(envelope.encode())) else None

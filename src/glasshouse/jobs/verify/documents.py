@@ -58,7 +58,7 @@ def verify_artifact(data: bytes, *, owner: OwnerPublic | bytes, now_us: int | No
         envelope = Envelope.parse(data, max_bytes=MAX_ARTIFACT_BYTES)
         if [name for name, _ in envelope.signatures] != [key_id(public)]:
             raise VerificationError(Code.OWNER_UNKNOWN, "an artifact by another owner than expected")
-        artifact = Artifact.parse_signed(data, owner=public)
+        artifact = Artifact.parse_signed(data, public)
     except FormatError as error:
         raise VerificationError(Code.ARTIFACT_INVALID, f"not the artifact that the owner signed: {error}") from None
     if artifact.assurance not in REACHABLE:

@@ -28,7 +28,6 @@ from glasshouse.evidence.canary import check_canaries
 from glasshouse.evidence.results import Output
 from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse.jobs.verify.verdict import Status, Verdict
-from glasshouse.wire.canonical import encode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey
 
@@ -67,12 +66,12 @@ def make_artifact(
     )
     claims = verdict.chain.claims
     check_canaries(
-        encode(artifact.to_json()),
+        artifact.encode(),
         [*canaries, *([] if claims is None else _run_canaries(claims)), *host_canaries()],
         vocabulary=VOCABULARY,
         max_bytes=MAX_ARTIFACT_BYTES,
     )
-    return artifact.sign(owner)
+    return artifact.sign(owner).encode()
 
 
 def account(verdict: Verdict, bundle: bytes) -> Artifact:

@@ -219,7 +219,7 @@ def _ear(
 def _claimed_key(bundle: Bundle) -> bytes:
     """The evidence key of a run that made no evidence: the one in its receipt, which the launch key signs too."""
     with _link(Code.CHAIN_RECEIPT):
-        return Receipt.from_payload(bundle.receipt.payload).evidence_public
+        return Receipt.parse(bundle.receipt.payload).evidence_public
 
 
 def _head(
@@ -234,7 +234,7 @@ def _head(
             countersigned = CountersignedHead.from_envelope(
                 bundle.head, broker_public=broker, evidence_public=evidence_public
             )
-        head = countersigned.head if countersigned else Head.from_envelope(bundle.head, evidence_public=evidence_public)
+        head = countersigned.head if countersigned else Head.from_envelope(bundle.head, evidence_public)
     _same(Code.CHAIN_HEAD, "the head's run", head.run_id == token.run_id)
     _same(Code.CHAIN_HEAD, "a final head whose state is not zeroized", head.state is State.ZEROIZED)
     return head, countersigned
@@ -293,7 +293,7 @@ def _countersignature(
     if bundle.countersignature is None:
         return None
     with _link(Code.CHAIN_COUNTERSIGNATURE):
-        found = CountersignedReceipt.from_envelope(bundle.countersignature, broker_public=broker)
+        found = CountersignedReceipt.from_envelope(bundle.countersignature, broker)
     for what, holds in (
         ("head", countersigned_head is not None and found.time_us >= countersigned_head.time_us),
         ("run", found.run_id == head.run_id),

@@ -74,7 +74,7 @@ def _countersigned(
     while True:
         try:
             answer = ReceiptAnswer.parse(run.gate.post("/v1/receipt", body))
-            found = CountersignedReceipt.parse_signed(answer.countersignature, broker_public=broker_public)
+            found = CountersignedReceipt.parse_signed(answer.countersignature, broker_public)
             if found.receipt_sha256 != sha256(receipt):
                 return None
             return found, Envelope.parse(answer.delegation, max_bytes=MAX_RECEIPT_BYTES)
