@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import BinaryIO
 
 from glasshouse.package.assets import AssetReader
-from glasshouse.package.index import Index
+from glasshouse.package.index import Index, find
 from glasshouse.package.read import Package
 from glasshouse.package.sealer import Source
 from glasshouse.package.write import SealedManifest, write
@@ -85,4 +85,4 @@ def unlock(data: bytes, key: bytes = KEY) -> tuple[Package, Index]:
 
 def reader(data: bytes, path: str, key: bytes = KEY) -> AssetReader:
     package, index = unlock(data, key)
-    return package.asset(index.find(path), key)
+    return package.asset(find(index.assets, path), key)

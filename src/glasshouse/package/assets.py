@@ -12,54 +12,33 @@ from _thread import allocate_lock  # `threading` costs the agent 7 ms uncompiled
 from typing import BinaryIO
 
 from glasshouse.errors import Code, PackageError
+from glasshouse.package.chunks import SealedAsset
 from glasshouse.package.content import content_hash
-from glasshouse.package.index import Entry
-from glasshouse.package.layout import chunk_count, stream_cipher
-from glasshouse.package.streams import Positioned, as_bytes, write_all
-from glasshouse.wire.aead import TAG_BYTES, Suite, zero
+from glasshouse.package.layout import stream_cipher
+from glasshouse.package.streams import as_bytes, write_all
+from glasshouse.wire.aead import TAG_BYTES, zero
 
 
 class AssetReader:
     """Random and sequential access to one asset. Safe to share between threads; reads take turns.
 
     Args:
-        stream: the whole package: a seekable binary stream, or a `Positioned` over one.
-        entry: which asset.
-        suite: the package's cipher.
-        chunk_bytes: the package's chunk size.
-        header_sha256: SHA-256 of the package's header.
-        asset_key: the asset's key, 32 bytes.
-        version: of the package format, which names the hash of the entry's digest.
+        sealed: its chunks, and what opens them.
+        version: of the package format, which names the hash of the asset's digest.
     """
 
-    def __init__(
-        self,
-        stream: BinaryIO | Positioned,
-        entry: Entry,
-        *,
-        suite: Suite,
-        chunk_bytes: int,
-        header_sha256: bytes,
-        asset_key: bytes | bytearray | memoryview,
-        version: int,
-    ) -> None:
-        self.entry = entry
-        self._version = version
-        self._source = stream if isinstance(stream, Positioned) else Positioned(stream)
-        self._chunk_bytes = chunk_bytes
-        self._chunks = chunk_count(entry.bytes, chunk_bytes)
-        self._cipher = stream_cipher(suite=suite, key=asset_key, header_sha256=header_sha256, asset_id=entry.id)
+    def __init__(self, sealed: SealedAsset, version: int) -> None:
+        self.size = sealed.size  # plaintext bytes
+        self._asset, self._version = sealed, version
+        self._cipher = stream_cipher(
+            suite=sealed.suite, key=sealed.key, header_sha256=sealed.header_sha256, asset_id=sealed.entry.id
+        )
         self._lock = allocate_lock()
-        largest = min(entry.bytes, chunk_bytes)
+        largest = min(sealed.size, sealed.chunk_bytes)
         self._sealed = memoryview(bytearray(largest + TAG_BYTES))
         self._scratch_bytes = largest
         self._scratch: memoryview | None = None
         self._held = -1  # the chunk whose plaintext is in the scratch buffer
-
-    @property
-    def size(self) -> int:
-        """Plaintext bytes."""
-        return self.entry.bytes
 
     def read_into(self, offset: int, destination: object) -> int:
         """Open the bytes from `offset` on into `destination`.
@@ -77,7 +56,7 @@ class AssetReader:
         if offset < 0:
             raise ValueError("a negative offset")
         view = as_bytes(destination)
-        count = max(0, min(len(view), self.entry.bytes - offset))
+        count = max(0, min(len(view), self.size - offset))
         with self._lock:
             try:
                 self._fill(offset, view[:count])
@@ -120,8 +99,8 @@ class AssetReader:
     def _fill(self, offset: int, view: memoryview) -> None:
         done = 0
         while done < len(view):
-            index, skip = divmod(offset + done, self._chunk_bytes)
-            length = self._plain_bytes(index)
+            index, skip = divmod(offset + done, self._asset.chunk_bytes)
+            length = self._asset.plain_bytes(index)
             if skip == 0 and length <= len(view) - done:
                 self._open(index, view[done : done + length])
                 done += length
@@ -134,7 +113,7 @@ class AssetReader:
         """Return a chunk's plaintext in the scratch buffer; small neighbouring reads open it once."""
         if self._scratch is None:
             self._scratch = memoryview(bytearray(self._scratch_bytes))
-        out = self._scratch[: self._plain_bytes(index)]
+        out = self._scratch[: self._asset.plain_bytes(index)]
         if self._held != index:
             self._held = -1
             self._open(index, out)
@@ -143,24 +122,21 @@ class AssetReader:
 
     def _open(self, index: int, out: memoryview) -> None:
         sealed = self._sealed[: len(out) + TAG_BYTES]
-        self._source.read_exactly(self.entry.offset + index * (self._chunk_bytes + TAG_BYTES), sealed)
-        self._cipher.open_into(index, last=index == self._chunks - 1, sealed=sealed, out=out)
-
-    def _plain_bytes(self, index: int) -> int:
-        return min(self._chunk_bytes, self.entry.bytes - index * self._chunk_bytes)
+        self._asset.read_sealed(index, sealed)
+        self._cipher.open_into(index, last=index == self._asset.chunks - 1, sealed=sealed, out=out)
 
     def _walk(self, out: BinaryIO | None) -> None:
         digest = content_hash(self._version)
         with self._lock:
             try:
-                for index in range(self._chunks):
+                for index in range(self._asset.chunks):
                     plain = self._chunk(index)
                     digest.update(plain)
                     if out is not None:
                         write_all(out, plain)
             finally:
                 self._wipe()
-        if not hmac.compare_digest(digest.digest(), self.entry.digest):
+        if not hmac.compare_digest(digest.digest(), self._asset.entry.digest):
             raise PackageError(Code.ASSET_DIGEST, "an asset that is not what its owner's index says")
 
     def _wipe(self) -> None:

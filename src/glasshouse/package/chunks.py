@@ -27,6 +27,7 @@ class SealedAsset:
         key: the asset's key, 32 bytes.
 
     Attributes:
+        entry, suite, chunk_bytes, header_sha256, key: as given.
         size: plaintext bytes.
         chunks: how many there are, at least one.
         associated_data: what every chunk is bound to.
@@ -35,14 +36,12 @@ class SealedAsset:
     def __init__(
         self, source: Positioned, entry: Entry, *, suite: Suite, chunk_bytes: int, header_sha256: bytes, key: bytes
     ) -> None:
-        self.suite = suite
-        self.chunk_bytes = chunk_bytes
-        self.key = key
+        self.entry, self.suite, self.chunk_bytes = entry, suite, chunk_bytes
+        self.header_sha256, self.key = header_sha256, key
         self.size = entry.bytes
         self.chunks = chunk_count(entry.bytes, chunk_bytes)
         self.associated_data = stream_binding(header_sha256, entry.id)
         self._source = source
-        self._offset = entry.offset
 
     def plain_bytes(self, chunk: int) -> int:
         """Return the plaintext bytes of a chunk."""
@@ -61,7 +60,7 @@ class SealedAsset:
             PackageError: `package-truncated`.
         """
         self._check(chunk)
-        self._source.read_exactly(self._offset + chunk * (self.chunk_bytes + TAG_BYTES), out)
+        self._source.read_exactly(self.entry.offset + chunk * (self.chunk_bytes + TAG_BYTES), out)
 
     def refused(self, chunk: int) -> PackageError:
         """Return the error of a chunk that did not open."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.package.assets import AssetReader
@@ -106,26 +106,9 @@ class Grant(Record, name="grant", max_bytes=MAX_GRANT_BYTES):
             raise FormatError(Code.TOO_LARGE, "a grant that is longer than its memory or its limit")
         return super(Grant, cls).parse(view[LENGTH_BYTES : LENGTH_BYTES + length], **apart)
 
-    def open(self, stream: BinaryIO | Positioned, path: str) -> AssetReader:
-        """Return a reader of the asset called `path`.
-
-        Args:
-            stream: the sealed package.
-            path: the asset's name.
-
-        Raises:
-            PackageError: `asset-unknown`.
-        """
-        entry = find(self.assets, path)
-        return AssetReader(
-            stream,
-            entry,
-            suite=self.suite,
-            chunk_bytes=self.chunk_bytes,
-            header_sha256=self.header_sha256,
-            asset_key=self.keys[self.assets.index(entry)],
-            version=self.version,
-        )
+    def open(self, source: Positioned, path: str) -> AssetReader:
+        """Return a reader of the asset called `path` of the sealed package; raises as `sealed`."""
+        return AssetReader(self.sealed(source, path), self.version)
 
     def sealed(self, source: Positioned, path: str) -> SealedAsset:
         """Return the chunks of the asset called `path`, for a cipher of the caller's own.

@@ -121,10 +121,6 @@ class Index:
         _, job, files = _LAYOUTS[version].read(value, "index")
         return cls.of(job=job, files=files, chunk_bytes=chunk_bytes, assets_offset=assets_offset, version=version)
 
-    def find(self, path: str) -> Entry:
-        """Return the asset called `path`; raises `PackageError` (`asset-unknown`)."""
-        return find(self.assets, path)
-
 
 def find(assets: Iterable[Entry], path: str) -> Entry:
     """Return the asset called `path`.

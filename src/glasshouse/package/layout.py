@@ -183,9 +183,7 @@ def asset_key(package_key: bytes | bytearray | memoryview, asset_id: int, suite:
     return derive(package_key, _ASSET_LABEL, suite.value.encode(), header_sha256, asset_id.to_bytes(8, "big"))
 
 
-def stream_cipher(
-    *, suite: Suite, key: bytes | bytearray | memoryview, header_sha256: bytes, asset_id: int
-) -> ChunkCipher:
+def stream_cipher(*, suite: Suite, key: bytes, header_sha256: bytes, asset_id: int) -> ChunkCipher:
     """Return the cipher of one asset: its chunks are bound to the header and to the asset's id."""
     return ChunkCipher(suite=suite, key=key, prefix=_NO_PREFIX, associated_data=stream_binding(header_sha256, asset_id))
 

@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 from glasshouse.errors import Code, PackageError
 from glasshouse.package.assets import AssetReader
+from glasshouse.package.chunks import SealedAsset
 from glasshouse.package.index import INDEX_ID, Entry, Index
 from glasshouse.package.layout import (
     HEADER_BYTES,
@@ -92,16 +93,15 @@ class Package:
 
     def asset(self, entry: Entry, package_key: bytes | bytearray | memoryview) -> AssetReader:
         """Return a reader of one asset of `unlock`'s index, for the holder of the package key: the owner."""
-        suite = self.manifest.suite
-        return AssetReader(
+        sealed = SealedAsset(
             self.source,
             entry,
-            suite=suite,
+            suite=self.manifest.suite,
             chunk_bytes=self.manifest.chunk_bytes,
             header_sha256=self.header_sha256,
-            asset_key=asset_key(package_key, entry.id, suite, self.header_sha256),
-            version=self.manifest.version,
+            key=asset_key(package_key, entry.id, self.manifest.suite, self.header_sha256),
         )
+        return AssetReader(sealed, self.manifest.version)
 
     def _open_index(self, package_key: bytes | bytearray | memoryview, sealed: memoryview) -> bytearray:
         chunk_bytes, suite = self.manifest.chunk_bytes, self.manifest.suite

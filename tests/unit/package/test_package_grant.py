@@ -10,6 +10,7 @@ import pytest
 from glasshouse.errors import Code, FormatError, GlasshouseError, PackageError
 from glasshouse.package.grant import LENGTH_BYTES, Grant, grant
 from glasshouse.package.layout import asset_key
+from glasshouse.package.streams import Positioned
 from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import encode
 from simulators.package_world import FILES, KEY, fixed, seal, unlock
@@ -29,7 +30,7 @@ def test_the_worker_opens_every_asset_with_what_it_finds_in_secret_memory(suite:
     found = Grant.parse(memory)
     assert found == made
     for path, content in FILES.items():
-        assert found.open(io.BytesIO(data), path).stream().read() == content
+        assert found.open(Positioned(io.BytesIO(data)), path).stream().read() == content
 
 
 def test_a_grant_holds_neither_the_package_key_nor_the_indexs() -> None:
@@ -72,7 +73,7 @@ def test_an_asset_that_was_not_granted_does_not_open() -> None:
     data, made = the_grant()
     less = replace(made, assets=made.assets[:1], keys=made.keys[:1])
     with pytest.raises(PackageError) as refusal:
-        less.open(io.BytesIO(data), "weights")
+        less.open(Positioned(io.BytesIO(data)), "weights")
     assert refusal.value.code is Code.ASSET_UNKNOWN
 
 
@@ -80,7 +81,7 @@ def test_one_assets_key_does_not_open_another() -> None:
     data, made = the_grant()
     crossed = replace(made, keys=made.keys[::-1])
     with pytest.raises(PackageError) as refusal:
-        crossed.open(io.BytesIO(data), "weights").verify()
+        crossed.open(Positioned(io.BytesIO(data)), "weights").verify()
     assert refusal.value.code is Code.PACKAGE_TAMPERED
 
 

@@ -19,6 +19,7 @@ import io, json, sys
 from pathlib import Path
 from glasshouse.package.grant import Grant
 from glasshouse.package.safetensors import Layout
+from glasshouse.package.streams import Positioned
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -28,7 +29,7 @@ def settle():
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
     return peak()
 
-mode, package = sys.argv[1], open(sys.argv[2], "rb")
+mode, package = sys.argv[1], Positioned(open(sys.argv[2], "rb"))
 grant = Grant.parse(Path(sys.argv[3]).read_bytes())
 if mode == "bytes":
     size = grant.assets[0].bytes

@@ -16,6 +16,7 @@ import pytest
 from glasshouse.errors import Code, GlasshouseError, PackageError
 from glasshouse.package import assets
 from glasshouse.package.grant import grant
+from glasshouse.package.index import find
 from glasshouse.package.layout import HEADER_BYTES, Header
 from glasshouse.package.read import Package
 from glasshouse.package.streams import Positioned
@@ -156,7 +157,7 @@ def test_no_length_is_believed_before_its_limit(monkeypatch: pytest.MonkeyPatch)
 def test_when_a_late_chunk_is_bad_the_whole_destination_is_zero() -> None:
     data, _ = seal()
     _, index = unlock(data)
-    entry = index.find("data/records")
+    entry = find(index.assets, "data/records")
     spoiled = bytearray(data)
     spoiled[entry.offset + 2 * (CHUNK + 16) + 3] ^= 1
     asset = reader(bytes(spoiled), "data/records")
@@ -179,11 +180,11 @@ def test_a_file_cut_under_the_reader_is_truncated_and_leaves_zeros(tmp_path: Pat
     with path.open("rb") as stream:
         package = Package.open(stream)
         index = package.unlock(KEY)
-        asset = package.asset(index.find("data/records"), KEY)
+        asset = package.asset(find(index.assets, "data/records"), KEY)
         first = bytearray(10)
         asset.read_into(0, first)
         with path.open("r+b") as host:
-            host.truncate(index.find("data/records").offset + CHUNK + 50)
+            host.truncate(find(index.assets, "data/records").offset + CHUNK + 50)
         out = bytearray(b"\xaa" * len(RECORDS))
         with pytest.raises(PackageError) as refusal:
             asset.read_into(0, out)
@@ -197,10 +198,10 @@ def test_a_file_changed_under_the_reader_is_tampered(tmp_path: Path) -> None:
     with path.open("rb") as stream:
         package = Package.open(stream)
         index = package.unlock(KEY)
-        asset = package.asset(index.find("weights"), KEY)
+        asset = package.asset(find(index.assets, "weights"), KEY)
         asset.verify()
         with path.open("r+b") as host:
-            host.seek(index.find("weights").offset + 5)
+            host.seek(find(index.assets, "weights").offset + 5)
             host.write(b"changed")
         with pytest.raises(PackageError) as refusal:
             asset.verify()
@@ -260,8 +261,8 @@ def test_lines_are_read_across_chunks() -> None:
 def test_a_digest_that_the_index_does_not_know_is_found_by_a_full_read() -> None:
     data, _ = seal()
     package, index = unlock(data)
-    asset = package.asset(index.find("weights"), KEY)
-    object.__setattr__(asset.entry, "digest", bytes(32))
+    asset = package.asset(find(index.assets, "weights"), KEY)
+    object.__setattr__(asset._asset.entry, "digest", bytes(32))
     for check in (asset.verify, lambda: asset.copy_to(io.BytesIO())):
         with pytest.raises(PackageError) as refusal:
             check()
@@ -286,7 +287,7 @@ def test_several_threads_share_a_reader_and_a_file(tmp_path: Path) -> None:
         package = Package.open(stream)
         index = package.unlock(KEY)
         shared = package.asset(index.assets[0], KEY)
-        own = [grant(package, KEY, index).open(stream, "x") for _ in range(2)]
+        own = [grant(package, KEY, index).open(Positioned(stream), "x") for _ in range(2)]
         threads = [
             threading.Thread(target=work, args=(asset, seed)) for seed, asset in enumerate([shared, shared, *own])
         ]
@@ -304,7 +305,7 @@ def test_a_wrapper_whose_descriptor_is_of_other_bytes_is_read_through_the_wrappe
     with gzip.open(path, "rb") as stream:
         package = Package.open(stream)  # type: ignore[arg-type]
         index = package.unlock(KEY)
-        package.asset(index.find("data/records"), KEY).verify()
+        package.asset(find(index.assets, "data/records"), KEY).verify()
 
 
 def test_sealed_bytes_are_never_mapped(tmp_path: Path) -> None:
@@ -313,7 +314,7 @@ def test_sealed_bytes_are_never_mapped(tmp_path: Path) -> None:
     path.write_bytes(seal()[0])
     with path.open("rb") as stream:
         package = Package.open(stream)
-        asset = package.asset(package.unlock(KEY).find("weights"), KEY)
+        asset = package.asset(find(package.unlock(KEY).assets, "weights"), KEY)
         asset.verify()
         mapped = Path("/proc/self/maps").read_text() if Path("/proc/self/maps").exists() else ""
         assert str(path) not in mapped
