@@ -109,7 +109,7 @@ class LocalBroker:
 
     def gate(self, owner: SigningKey | None, *, key: bytes | None = None) -> GateClient:
         """Return an owner's client of the gate, over TLS."""
-        line = GateLine(url=self.gate_url, certificate=self.certificate.sha256)
+        line = GateLine(url=self.gate_url, certificate=self.certificate.sha256.hex())
         return GateClient(self.gate_url, line.connect, key or self.broker_public, owner, self.clock_us)
 
     def rows(self, query: str) -> list[tuple[object, ...]]:

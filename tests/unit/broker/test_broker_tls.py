@@ -35,7 +35,7 @@ def gate(tmp_path: Path) -> Iterator[LocalBroker]:
 
 
 def line(gate: LocalBroker) -> GateLine:
-    return GateLine(url=gate.gate_url, certificate=gate.certificate.sha256)
+    return GateLine(url=gate.gate_url, certificate=gate.certificate.sha256.hex())
 
 
 def send(gate: LocalBroker, authorization: str | None, path: str = RUN) -> Reply:
@@ -105,7 +105,7 @@ def test_the_body_of_a_stranger_is_not_waited_for(gate: LocalBroker) -> None:
 
 def test_another_certificate_than_the_pinned_one_is_told_nothing(gate: LocalBroker, tmp_path: Path) -> None:
     other = Certificate(tmp_path / "other.pem")
-    wrong = GateLine(url=gate.gate_url, certificate=other.sha256)
+    wrong = GateLine(url=gate.gate_url, certificate=other.sha256.hex())
     client = GateClient(gate.gate_url, wrong.connect, gate.broker_public, ALICE)
     with pytest.raises(PeerError) as caught:
         client.run("ab" * 16)

@@ -38,7 +38,7 @@ class KnownGate(Record, name="gate"):
 
     def line(self) -> GateLine:
         """Return how it is reached; raises `UsageError` for an address that is none."""
-        return GateLine(url=self.url, certificate=self.certificate)
+        return GateLine(url=self.url, certificate=None if self.certificate is None else self.certificate.hex())
 
     def client(self, owner: SigningKey | None = None) -> GateClient:
         """Return the client of an owner, or one without a signature."""

@@ -64,7 +64,6 @@ def relay_of(home: Home, gate: str | None, run_id: str) -> RelayOrder | None:
     """Return where a runtime's keeper relays its calls; None for the embedded broker, which is called directly."""
     if gate is None:
         return None
-    found = gate_named(home, gate)
-    certificate = None if found.certificate is None else found.certificate.hex()
+    line = gate_named(home, gate).line()
     path = socket_folder(home) / f"g-{run_id[:12]}"
-    return RelayOrder(url=found.url, certificate=certificate, socket=str(path))
+    return RelayOrder(url=line.url, certificate=line.certificate, socket=str(path))

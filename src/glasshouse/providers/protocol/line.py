@@ -16,7 +16,7 @@ import ssl
 import threading
 from dataclasses import dataclass
 
-from glasshouse.providers.protocol.order import RelayOrder, gate_address
+from glasshouse.providers.protocol.order import gate_address
 
 _CONNECT_S = 10.0
 # A call that lies still for so long has been given up by its runtime.
@@ -30,15 +30,10 @@ class GateLine:
     """How a gate is reached."""
 
     url: str  # https://host[:port]
-    certificate: bytes | None  # SHA-256 of its own certificate; None: the system's authorities vouch for it
+    certificate: str | None  # SHA-256 of its own certificate, in hex; None: the system's authorities vouch for it
 
     def __post_init__(self) -> None:
         gate_address(self.url)
-
-    @classmethod
-    def of(cls, order: RelayOrder) -> GateLine:
-        """Return the line to the gate of an order."""
-        return cls(url=order.url, certificate=None if order.certificate is None else bytes.fromhex(order.certificate))
 
     @property
     def address(self) -> tuple[str, int]:
@@ -64,7 +59,7 @@ class GateLine:
             plain.close()
             raise
         shown = line.getpeercert(binary_form=True)
-        if self.certificate is not None and (shown is None or hashlib.sha256(shown).digest() != self.certificate):
+        if self.certificate is not None and (shown is None or hashlib.sha256(shown).hexdigest() != self.certificate):
             line.close()
             raise ssl.SSLCertVerificationError(f"{self.url} shows another certificate than the one that is pinned")
         return line

@@ -215,7 +215,7 @@ class Api:
         path: str,
         body: Mapping[str, Any] | None,
         until: tuple[float, int] | None = None,
-    ) -> tuple[int, str | None, str, bytes]:
+    ) -> tuple[http.client.HTTPResponse, bytes]:
         headers = {"Authorization": f"Bearer {self._key}", "Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -224,15 +224,14 @@ class Api:
         line = connection.sock
         response = connection.getresponse()
         if until is None or response.status != 200:
-            content = response.read(_MAX_BYTES + 1)
-        else:
-            content = _until_quiet(line, response, *until)
-        return response.status, response.getheader("Retry-After"), response.getheader("Content-Type") or "", content
+            return response, response.read(_MAX_BYTES + 1)
+        return response, _until_quiet(line, response, *until)
 
-    def _answer(self, status: int, retry_after: str | None, kind: str, content: bytes) -> ApiAnswer:
+    def _answer(self, response: http.client.HTTPResponse, content: bytes) -> ApiAnswer:
         """Return an answer that is one; raises `_RefusedError` for later."""
+        status, kind = response.status, response.getheader("Content-Type") or ""
         if status == 429 or status >= 500:
-            raise _RefusedError(status, _seconds(retry_after))
+            raise _RefusedError(status, _seconds(response.getheader("Retry-After")))
         if len(content) > _MAX_BYTES:
             raise PeerError(Code.PROVIDER_PROTOCOL, f"{self._name} answered with more than {_MAX_BYTES >> 20} MiB")
         text = content.decode(errors="replace")

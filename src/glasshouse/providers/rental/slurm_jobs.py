@@ -6,7 +6,6 @@ completing does not exist any more, and a command that fails is never such a lis
 
 from __future__ import annotations
 
-import difflib
 import re
 import subprocess
 from collections.abc import Sequence
@@ -16,13 +15,15 @@ from pathlib import Path
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
 from glasshouse.providers.place.slurm_node import NODE_FOLDER, batch_script, login_of
 from glasshouse.providers.rental.provider import Offer, Options, Rented, RentedState, Start, UncertainError
+from glasshouse.providers.rental.rest import unknown
 
 _CONNECT_S, _ANSWER_S = 10, 60.0
 _MOST_CHARS = 64 << 10
 _GPUS = re.compile(r"gpu:(?:([A-Za-z][^:(,]*):)?([0-9]+)")
 _ANY = "gpu"
-_STARTING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"}
-_RUNNING = {"RUNNING", "RESIZING", "SIGNALING", "SUSPENDED"}
+_STARTING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD")
+_RUNNING = ("RUNNING", "RESIZING", "SIGNALING", "SUSPENDED")
+_STATES = dict.fromkeys(_STARTING, RentedState.STARTING) | dict.fromkeys(_RUNNING, RentedState.RUNNING)
 # What shows that no job was made; after anything else one may have been.
 _REFUSED = re.compile(
     r"(?i)invalid (partition|account|qos|feature|generic|trackable|job name|--|directive|time)|node configuration|"
@@ -154,8 +155,7 @@ class Slurm:
         found = []
         for line in self._ask("squeue", "--me", "--noheader", "--format=%i|%T|%r|%j").splitlines():
             job, state, why, tag = _columns(line, 4)
-            at = RentedState.STARTING if state in _STARTING else RentedState.STOPPED
-            at = RentedState.RUNNING if state in _RUNNING else at
+            at = _STATES.get(state, RentedState.STOPPED)
             found.append(Rented(id=job, tag=tag, state=at, usd_per_hour=Decimal(0), why=f"{state}: {why}"))
         return found
 
@@ -225,10 +225,7 @@ def _nearest_or_all(wanted: Sequence[str], there: set[str], what: str) -> set[st
     for word in wanted:
         here = {one for one in there if _plain(word) in _plain(one) or (_plain(one) and _plain(one) in _plain(word))}
         if not here:
-            near = difflib.get_close_matches(word, sorted(there), n=3, cutoff=0.0)
-            raise UsageError(
-                Code.USAGE, f"the cluster has no {what} {word}", hint=f"it has: {', '.join(near) or 'none that fits'}"
-            )
+            raise unknown("the cluster", what, word, there)
         chosen |= here
     return chosen or there
 

@@ -122,8 +122,7 @@ def _carry(listener: socket.socket, relay: dict[str, Any]) -> None:
     """Carry calls from now on, on threads of their own; TLS is loaded where it is needed."""
     from glasshouse.providers.protocol.line import GateLine, Relay
 
-    pinned = None if relay["certificate"] is None else bytes.fromhex(relay["certificate"])
-    Relay(listener, GateLine(url=relay["url"], certificate=pinned))
+    Relay(listener, GateLine(url=relay["url"], certificate=relay["certificate"]))
 
 
 def _store(folder: Path) -> None:

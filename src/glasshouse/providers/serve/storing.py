@@ -258,8 +258,7 @@ def main(arguments: list[str]) -> int:
     if relay is None:
         return 0
     until_s = time.monotonic() + int(json.loads((folder / ORDER).read_text())["max_seconds"]) + AFTER_S
-    certificate = None if relay["certificate"] is None else bytes.fromhex(relay["certificate"])
-    storing = Storing(folder / OUT, _sender(GateLine(url=relay["url"], certificate=certificate)))
+    storing = Storing(folder / OUT, _sender(GateLine(url=relay["url"], certificate=relay["certificate"])))
     with contextlib.suppress(_NotKeptError):
         for wait_s in _waits(storing, folder):
             if time.monotonic() > until_s:
