@@ -7,7 +7,6 @@ reference where it leaves a choice: the tensors fill the data without hole or ov
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, TypeAlias
 
@@ -51,69 +50,38 @@ class TensorSpan:
     bytes: Size  # its length
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
-    """The tensors of one file, in the order of their bytes, and the free-form metadata."""
+def tensor_spans(reader: Readable) -> tuple[TensorSpan, ...]:
+    """Return the tensors of a file in the order of their bytes, by its header.
 
-    tensors: tuple[TensorSpan, ...]  # without hole or overlap up to the end of the file
-    metadata: dict[str, str]  # text to text, chosen by the writer of the file
-
-    @classmethod
-    def parse(cls, reader: Readable) -> Layout:
-        """Read a file's header.
-
-        Raises:
-            FormatError: `too-large`, `schema-invalid` or `unsupported`.
-            PackageError: from the reader.
-        """
-        prefix = bytearray(LENGTH_BYTES)
-        if reader.read_into(0, prefix) != LENGTH_BYTES:
-            raise _invalid("it ends within its first eight bytes")
-        length = int.from_bytes(prefix, "little")
-        if length > MAX_HEADER_BYTES:
-            raise FormatError(
-                Code.TOO_LARGE, f"a safetensors header of {length} bytes; the limit is {MAX_HEADER_BYTES}"
-            )
-        if LENGTH_BYTES + length > reader.size:
-            raise _invalid("it ends within its header")
-        text = bytearray(length)
-        reader.read_into(LENGTH_BYTES, text)
-        return cls._of(_json(text), begin=LENGTH_BYTES + length, end=reader.size)
-
-    def load(self, reader: Readable, allocate: Callable[[TensorSpan], object]) -> None:
-        """Read every tensor straight into its storage.
-
-        Args:
-            reader: what `parse` was given.
-            allocate: returns the writable buffer of a tensor, `span.bytes` long: its own storage.
-
-        Raises:
-            PackageError: from the reader; that tensor's storage is zero then.
-        """
-        for span in self.tensors:
-            destination = allocate(span)
-            size = memoryview(destination).nbytes  # type: ignore[arg-type]  # PEP 688
-            if size != span.bytes:
-                raise ValueError(f"{size} bytes of storage for a tensor of {span.bytes}")
-            if reader.read_into(span.offset, destination) != span.bytes:
-                raise _invalid("it is shorter than when its header was read")
-
-    @classmethod
-    def _of(cls, document: dict[str, object], *, begin: int, end: int) -> Layout:
-        metadata = document.pop("__metadata__", {})
-        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise _invalid("its metadata is not text")
-        if len(document) > MAX_TENSORS:
-            raise FormatError(Code.TOO_LARGE, f"{len(document)} tensors; the limit is {MAX_TENSORS}")
-        spans = sorted((_span(name, value, begin) for name, value in document.items()), key=_place)
-        at = begin
-        for span in spans:
-            if span.offset != at:
-                raise _invalid("its tensors overlap or leave a hole")
-            at += span.bytes
-        if at != end:
-            raise _invalid("its tensors do not end where the file does")
-        return cls(tensors=tuple(spans), metadata=metadata)
+    Raises:
+        FormatError: `too-large`, `schema-invalid` or `unsupported`.
+        PackageError: from the reader.
+    """
+    prefix = bytearray(LENGTH_BYTES)
+    if reader.read_into(0, prefix) != LENGTH_BYTES:
+        raise _invalid("it ends within its first eight bytes")
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        raise FormatError(Code.TOO_LARGE, f"a safetensors header of {length} bytes; the limit is {MAX_HEADER_BYTES}")
+    at = LENGTH_BYTES + length
+    if at > reader.size:
+        raise _invalid("it ends within its header")
+    text = bytearray(length)
+    reader.read_into(LENGTH_BYTES, text)
+    document = _json(text)
+    metadata = document.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _invalid("its metadata is not text")
+    if len(document) > MAX_TENSORS:
+        raise FormatError(Code.TOO_LARGE, f"{len(document)} tensors; the limit is {MAX_TENSORS}")
+    spans = sorted((_span(name, value, at) for name, value in document.items()), key=_place)
+    for span in spans:
+        if span.offset != at:
+            raise _invalid("its tensors overlap or leave a hole")
+        at += span.bytes
+    if at != reader.size:
+        raise _invalid("its tensors do not end where the file does")
+    return tuple(spans)
 
 
 def _place(span: TensorSpan) -> tuple[int, int, str]:

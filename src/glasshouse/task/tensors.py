@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.package.safetensors import Layout, Readable
+from glasshouse.package.safetensors import Readable, tensor_spans
 from glasshouse.task.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _places(
     device: Any,
 ) -> tuple[dict[str, Any], list[tuple[int, int, Any, Any]]]:
     """Return the wanted tensors, made on `device` unless given, and where their bytes are."""
-    spans = Layout.parse(source).tensors
+    spans = tensor_spans(source)
     known = {span.name for span in spans}
     wanted = known if only is None else set(only)
     if into is not None and only is None:
@@ -122,7 +122,7 @@ def _places(
 
 
 class _HostInput:
-    """One input, opened in host memory; what a `Layout` is read from."""
+    """One input, opened in host memory; what tensors are read from."""
 
     def __init__(self, inputs: Inputs, name: str) -> None:
         self._inputs, self._name, self.size = inputs, name, inputs.size(name)

@@ -18,7 +18,7 @@ PROGRAM = """
 import io, json, sys
 from pathlib import Path
 from glasshouse.package.grant import Grant
-from glasshouse.package.safetensors import Layout
+from glasshouse.package.safetensors import tensor_spans
 from glasshouse.package.streams import Positioned
 
 def peak():
@@ -40,10 +40,11 @@ if mode == "bytes":
 else:
     import torch
     reader = grant.open(package, "w")
-    layout = Layout.parse(reader)
-    tensors = {span.name: torch.ones(span.shape, dtype=torch.bfloat16) for span in layout.tensors}
+    spans = tensor_spans(reader)
+    tensors = {span.name: torch.ones(span.shape, dtype=torch.bfloat16) for span in spans}
     before = settle()
-    layout.load(reader, lambda span: tensors[span.name].view(-1).view(torch.uint8).numpy())
+    for span in spans:
+        reader.read_into(span.offset, tensors[span.name].view(-1).view(torch.uint8).numpy())
     assert all(float(tensor.view(-1)[0]) == 2.0 for tensor in tensors.values())
 print(json.dumps(peak() - before))
 """

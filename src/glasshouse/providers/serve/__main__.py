@@ -24,7 +24,14 @@ def main(arguments: list[str]) -> int:
     usual = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "glasshouse-place"
     folder = usual if arguments[0] == OWN_FOLDER else Path(arguments[0]).expanduser().absolute()
     try:
-        _serve(folder, arguments[1])
+        if not _NONCE.fullmatch(arguments[1]):
+            raise UsageError(Code.USAGE, "a place is served for a program: glasshouse run JOB --on MACHINE")
+        place = PlaceServer(folder, reader=0, writer=1)
+        os.set_blocking(1, True)
+        # On a line of its own, whatever a login has printed before.
+        os.write(1, f"\n{GREETING} {VERSION} {arguments[1]}\n".encode())
+        os.set_blocking(1, False)
+        place.serve()
     except GlasshouseError as error:
         sys.stderr.write(f"{error.message}\n")
         return error.exit_code
@@ -32,18 +39,6 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"the folder {folder} there cannot be used: {error.strerror}\n")
         return ExitCode.RUN_FAILED
     return ExitCode.DONE
-
-
-def _serve(folder: Path, nonce: str, *, reader: int = 0, writer: int = 1) -> None:
-    """Greet with the owner's nonce, and answer until the channel ends; raises `UsageError` without a nonce."""
-    if not _NONCE.fullmatch(nonce):
-        raise UsageError(Code.USAGE, "a place is served for a program: glasshouse run JOB --on MACHINE")
-    place = PlaceServer(folder, reader, writer)
-    os.set_blocking(writer, True)
-    # On a line of its own, whatever a login has printed before.
-    os.write(writer, f"\n{GREETING} {VERSION} {nonce}\n".encode())
-    os.set_blocking(writer, False)
-    place.serve()
 
 
 if __name__ == "__main__":

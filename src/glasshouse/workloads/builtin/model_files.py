@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.package.safetensors import Layout
+from glasshouse.package.safetensors import tensor_spans
 from glasshouse.workloads.builtin import instructions
 from glasshouse.workloads.params import PlainFile
 
@@ -209,7 +209,7 @@ def _layers(name: str, file: PlainFile) -> set[str]:
     """Return the names, without their place, of the modules in a file whose weights are matrices."""
     with file.open() as stream:
         try:
-            spans = Layout.parse(_Seekable(stream, file.bytes)).tensors
+            spans = tensor_spans(_Seekable(stream, file.bytes))
         except FormatError as error:
             raise UsageError(Code.JOB_INVALID, f"{name} is not valid safetensors: {error.message}") from None
     return {
@@ -233,7 +233,7 @@ def _check_targets(targets: tuple[str, ...], layers: set[str], where: str) -> No
 
 
 class _Seekable:
-    """A plain file as what a `Layout` is read from."""
+    """A plain file as what tensors are read from."""
 
     def __init__(self, stream: BinaryIO, size: int) -> None:
         self._stream, self.size = stream, size
