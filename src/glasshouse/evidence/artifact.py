@@ -64,76 +64,10 @@ SECRET_MEMORIES = ("locked-memory", "memfd-secret", "unlocked-memory", OTHER)
 PUBLIC_STOP_REASONS = ("epochs", *STOP_REASONS, OTHER)
 WORKSPACES = ("directory", "tmpfs", "tmpfs-noswap", OTHER)
 
-_KEYS = (
-    "_type",
-    "assurance",
-    "bundle_sha256",
-    "bytes",
-    "class",
-    "countersigned_us",
-    "digest",
-    "done",
-    "egress_peers",
-    "elapsed_us",
-    "environment_sha256",
-    "final",
-    "finished_us",
-    "first",
-    "floor_sha256",
-    "gpus",
-    "kind",
-    "lifecycle_us",
-    "log",
-    "loss",
-    "manifest_sha256",
-    "measurement",
-    "name",
-    "numbers",
-    "outcome",
-    "outputs",
-    "plaintext_hmac_sha256",
-    "plaintext_salt",
-    "plaintext_sha256",
-    "policy_sha256",
-    "predicate",
-    "predicateType",
-    "probe",
-    "profile",
-    "result",
-    "root",
-    "sealed_sha256",
-    "secret_memory",
-    "segments",
-    "sha256",
-    "size",
-    "started_us",
-    "stop_reason",
-    "subject",
-    "suite",
-    "trainable",
-    "training_imports_us",
-    "unit",
-    "value",
-    "work",
-    "workload",
-    "workspace",
-    "zeroization",
-)
-
 
 def weights_name(number: int) -> str:
     """Return how the subject is called that is output `number` in the clear."""
     return f"weights/{number:04d}"
-
-
-VOCABULARY = frozenset(
-    {*_KEYS, *LIFECYCLE, *NUMBERS, *PROBES, *SECRET_MEMORIES, *PUBLIC_STOP_REASONS, *WORKLOADS, *WORKSPACES}
-    | {STATEMENT_TYPE, ARTIFACT_PREDICATE, "checkpoint", "completed", "epoch", "file", "manifest", "output", "step"}
-    | {WEIGHTS}
-    | {name(number) for number in range(MAX_OUTPUTS) for name in (sealed_name, weights_name)}
-    | {member.value for levels in (Assurance, Profile, Suite, ProbeResult) for member in levels}
-)
-"""Every word that an artifact can be made of, beside numbers and digests."""
 
 
 def known(word: str, vocabulary: tuple[str, ...]) -> str:
@@ -272,3 +206,15 @@ class Artifact(
         if Artifact.parse(self.encode()) != self:
             raise FormatError(Code.SCHEMA, "an artifact that does not survive its own encoding")
         return super(Artifact, self).sign(*keys)
+
+
+VOCABULARY = frozenset(
+    {*LIFECYCLE, *NUMBERS, *PROBES, *SECRET_MEMORIES, *PUBLIC_STOP_REASONS, *WORKLOADS, *WORKSPACES}
+    | {name for kind in (Artifact, PublicOutput, Statement) for name in kind.member_names()}
+    | {"digest", "final", "first", "name", "probe", "result", "sha256", "value"}  # members of what has no class
+    | {STATEMENT_TYPE, ARTIFACT_PREDICATE, "checkpoint", "completed", "epoch", "file", "manifest", "output", "step"}
+    | {WEIGHTS}
+    | {name(number) for number in range(MAX_OUTPUTS) for name in (sealed_name, weights_name)}
+    | {member.value for levels in (Assurance, Profile, Suite, ProbeResult) for member in levels}
+)
+"""Every word that an artifact can be made of, beside numbers and digests."""

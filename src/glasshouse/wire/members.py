@@ -45,6 +45,11 @@ class Members:
         else:
             self.members[name] = leaf
 
+    def names(self) -> set[str]:
+        """Return the names of all members, those of the objects that group them too."""
+        inner = [member.names() for member in self.members.values() if isinstance(member, Members)]
+        return {*self.members, *self.constants}.union(*inner)
+
     def read(self, value: Json, where: str, found: dict[str, Any]) -> dict[str, Any]:
         """Add the fields to `found` by name, and return it; raises `FormatError` (`schema-invalid`)."""
         if not isinstance(value, dict):

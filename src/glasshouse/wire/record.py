@@ -227,6 +227,11 @@ class Record:
                 raise TypeError(f"a record has no class argument {name}")
             setattr(cls, f"_{name}", value)
 
+    @classmethod
+    def member_names(cls) -> set[str]:
+        """Return the names of all members, those of the objects that group them too."""
+        return _members(cls).names()
+
     def to_json(self) -> dict[str, Json]:
         """Return the object."""
         return _members(type(self)).write(self)
