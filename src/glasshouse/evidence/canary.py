@@ -46,7 +46,6 @@ def check_canaries(document: bytes, canaries: Iterable[bytes | str], *, vocabula
         canaries: live secrets, host and user names, paths; at least one.
         vocabulary: words of the document's schema: a machine that is called like one of them is not
             found in that word itself.
-        max_bytes: of the document.
 
     Raises:
         VerificationError: `artifact-canary`; it does not repeat what was found.

@@ -81,9 +81,7 @@ def countersign_receipt(
     Args:
         receipt: the signed receipt's bytes.
         final: the last head of this run that the broker countersigned.
-        previous: this run's countersigned receipt, or None.
         evidence_public: the key that this run's EAR names.
-        broker_key: countersigns.
         now_us: the broker's clock.
 
     Raises:

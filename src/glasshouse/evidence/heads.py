@@ -164,7 +164,6 @@ def countersign(
         run_id: of the record that the attested key belongs to.
         previous: the last countersigned head of this run, or None.
         evidence_public: the key that this run's EAR names.
-        broker_key: countersigns.
         now_us: the broker's clock.
 
     Raises:

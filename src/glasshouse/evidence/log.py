@@ -73,7 +73,6 @@ class EventLog:
         """Record that the run went on to `state`.
 
         Args:
-            state: the next state.
             outcome: how the run ended: with `zeroized`, and only then.
             code: why, with `zeroizing` or `zeroized` of a run that did not complete.
 

@@ -91,11 +91,7 @@ class StoredPart(Record, name="part of a file", max_bytes=MAX_STORE_BYTES, max_e
 
         Args:
             run_id: the run of the record that the evidence key belongs to.
-            broker_public: countersigns this broker's heads.
             evidence_public: the key that the run was released to.
-
-        Returns:
-            The head.
 
         Raises:
             RefusedError: `run-unknown` or `head-inconsistent`.

@@ -20,10 +20,7 @@ class SealedAsset:
 
     Args:
         source: the whole package.
-        entry: which asset.
-        suite: the package's cipher.
         chunk_bytes: plaintext bytes of every chunk but the last.
-        header_sha256: SHA-256 of the package's header.
         key: the asset's key, 32 bytes.
 
     Attributes:

@@ -83,11 +83,8 @@ class Index:
         """Number and place the assets.
 
         Args:
-            job: the workload's parameters.
             files: (path, plaintext bytes, digest of the plaintext), in order.
-            chunk_bytes: the package's chunk size.
             assets_offset: where the asset area begins in the file.
-            version: of the package format.
 
         Raises:
             PackageError: `package-path` or `package-limit`.

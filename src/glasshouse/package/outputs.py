@@ -50,14 +50,10 @@ class OutputSealer:
     """Seals one output as its bytes arrive, through one reused buffer of plaintext, which it wipes.
 
     Args:
-        out: receives the sealed file.
         recipients: HPKE public keys, from the owner-signed manifest alone.
         run_id: 32 hex characters.
-        manifest_sha256: the package's manifest hash.
         name: a relative path of at most 255 bytes.
         sequence: number among the run's outputs (or log segments).
-        kind: what it is.
-        suite: bulk cipher.
         chunk_bytes: plaintext bytes of a full chunk, and of the buffer.
 
     Raises:
@@ -179,7 +175,6 @@ class OpenedOutput:
     Attributes:
         name: as the worker called it; a checked relative path.
         salt: of the plaintext's digest, for `wire.kdf.salted`.
-        kind: what it is.
         sequence: its number.
         bytes: plaintext length.
         sealed_sha256: digest of the sealed file as `copy_to` read it; None before.

@@ -69,7 +69,6 @@ def write(
         recipients: HPKE public keys to which outputs are sealed.
         package_key: 32 random bytes, for this package alone.
         package_id: 16 random bytes as hex.
-        suite: the bulk cipher.
         chunk_bytes: plaintext bytes of a full chunk.
         progress: called with (plaintext bytes done, plaintext bytes in all) after each chunk.
 

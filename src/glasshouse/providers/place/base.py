@@ -36,7 +36,6 @@ class Placed(Protocol):
         """Have a sealed package there, over a line that may break, and return what to name in the order.
 
         Args:
-            package: the file.
             on_progress: called with how many bytes are there, and how many it has; may raise.
 
         Raises:
@@ -48,7 +47,6 @@ class Placed(Protocol):
         """Start the runtime, once, over a line that may break; return its process id there.
 
         Args:
-            order: with what.
             launch: the launch file; goes to the runtime by standard input and nowhere else.
             check: called between tries; may raise.
 

@@ -33,9 +33,7 @@ def install(way: Callable[[Sequence[str]], list[str]], name: str, bundle: Path, 
     Args:
         way: returns the command here that runs a command there.
         name: the machine's, for people.
-        bundle: the file.
         python: the interpreter there that it is unpacked for.
-        folder: the place's folder there.
 
     Raises:
         UsageError: `file-missing` or `too-large`: the bundle cannot be read.

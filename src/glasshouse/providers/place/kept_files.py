@@ -41,7 +41,6 @@ class KeptFiles:
         """Take what a place names: file → bytes.
 
         Args:
-            files: that.
             over: whether the run has ended.
             whole: whether that is all that it left.
 
@@ -78,7 +77,6 @@ class KeptFiles:
 
         Args:
             name, start: of `missing`.
-            data: what came.
             count: how many bytes were to come, by the place's word.
 
         Raises:

@@ -20,11 +20,7 @@ _LOOK_S = 0.1
 
 
 class LocalPlaced:
-    """A run on this machine.
-
-    Args:
-        folder: the run's.
-    """
+    """A run on this machine."""
 
     problem = ""
 

@@ -109,8 +109,6 @@ class PlaceChannel:
         """Ask, and return the number of the request.
 
         Args:
-            ask: what.
-            members: of the request.
             expect: how many bytes may come before the answer.
         """
         number, self._next = self._next, self._next % (FIRST_CALL - 2) + 1
@@ -153,7 +151,6 @@ class PlaceChannel:
         """Send a file, or what of it is not there yet.
 
         Args:
-            path: of the file.
             digest: its BLAKE3, as `digest_of` returns it.
             on_progress: called with how many bytes are there, and how many it has.
 

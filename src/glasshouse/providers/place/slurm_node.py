@@ -78,7 +78,6 @@ class SlurmNode:
         """Read ``slurm://[[user@]login[:port]]/JOB/NODE``; without a login node this machine is one.
 
         Args:
-            url: that.
             options: as of `SshHost`, for the way to the login node.
 
         Raises:

@@ -32,7 +32,6 @@ class Calls:
     """The open calls of one channel.
 
     Args:
-        link: the channel.
         selector: waits for the connections; the `data` of each is called with the events.
     """
 

@@ -70,7 +70,6 @@ class Relay:
 
     Args:
         listener: of the calls; belongs to the relay.
-        line: to the gate.
     """
 
     def __init__(self, listener: socket.socket, line: GateLine) -> None:

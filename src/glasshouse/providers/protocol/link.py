@@ -51,7 +51,6 @@ class Link:
         """Queue a control frame, and write what goes out now.
 
         Args:
-            message: its value.
             can_wait: lets frames that are queued later come before it; those that can wait keep their order.
 
         Raises:

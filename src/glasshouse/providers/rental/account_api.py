@@ -51,9 +51,7 @@ class Api:
     """One provider's interface, for one account.
 
     Args:
-        name: the provider's.
         url: ``https://host``; ``http://127.0.0.1:port`` in tests.
-        key: the account's.
         sleep: waits between tries.
         jitter: a number from 0 to 1, anew each time.
 
@@ -109,7 +107,6 @@ class Api:
         """Send a request that makes something, once; only what was certainly not taken is sent again.
 
         Args:
-            method, path, body: the request.
             judged: False for an interface whose refusals may name what they made all the same: the caller looks for
                 that, and then calls `judge`.
 

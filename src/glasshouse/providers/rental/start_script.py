@@ -56,7 +56,6 @@ def start_script(start: Start, *, end: str, port: int = 22) -> str:
     """Return what the machine runs as its first process, for ``sh -c``.
 
     Args:
-        start: the machine's.
         end: a command that ends the machine at its provider, from inside; tried again each minute. It is tried early
             where `providers.serve.storing` has left `STORED`: what the run left is at its gate.
         port: where its sshd listens.

@@ -24,10 +24,6 @@ _PAGE_BYTES = 48 << 10
 class Answers:
     """What one connection is answered at once.
 
-    Args:
-        folder: the place's.
-        runs, uploads: what is in it.
-
     Attributes:
         by_name: takes a request's members and returns those of the answer; `OSError` and `GlasshouseError` refuse it.
     """

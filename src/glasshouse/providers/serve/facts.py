@@ -165,7 +165,6 @@ def free_addresses(host: str, number: int) -> tuple[str, ...]:
 
     Args:
         host: its name or address, which it need not have itself: others may reach it by a translated one.
-        number: how many.
 
     Raises:
         PlatformError: there is none, or no such name.

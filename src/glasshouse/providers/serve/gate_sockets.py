@@ -27,13 +27,7 @@ class _Gate(NamedTuple):
 
 
 class GateSockets:
-    """The sockets of one connection.
-
-    Args:
-        folder: the place's.
-        selector: waits for calls.
-        on_call: takes a call.
-    """
+    """The sockets of one connection."""
 
     def __init__(
         self, folder: Path, selector: selectors.BaseSelector, on_call: Callable[[socket.socket], None]

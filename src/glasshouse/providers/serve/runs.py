@@ -84,7 +84,6 @@ class Run:
         """Start a runtime beneath a keeper of its own, and return its process id.
 
         Args:
-            order: with what.
             package: the file that was put here.
             launch: the launch file; goes to the runtime's standard input and nowhere else.
             link: whether the run keeps the package by a name of its own, so that its own may go.

@@ -25,8 +25,6 @@ def start_keeper(folder: Path, command: Sequence[str], launch: bytes) -> int:
     """Start a keeper, which starts the runtime; returns the runtime's process id.
 
     Args:
-        folder: the run's.
-        command: the runtime's.
         launch: the launch file, for the runtime's standard input.
 
     Raises:

@@ -235,7 +235,6 @@ def let_machine_end(folder: Path, home: Path, sleep: Callable[[float], None] = t
     Args:
         folder: the run's, of which all is at its gate.
         home: the user's, where a rented machine's start command has left its nonce; on another machine nothing is done.
-        sleep: waits.
     """
     waited_s, asked = 0.0, -1
     while waited_s < GRACE_S:

@@ -46,10 +46,6 @@ class RefusedBundle(Exception):  # noqa: N818 - an answer to the owner
 def unpack(archive: BinaryIO, goal: str) -> None:
     """Make an environment of a bundle, without pip.
 
-    Args:
-        archive: the bundle's file.
-        goal: the folder to make.
-
     Raises:
         RefusedBundle: it is not for this machine, or is none.
         OSError: it cannot be written.
@@ -101,7 +97,6 @@ def install(folder: str, digest: str, size: int, source: BinaryIO, say: Callable
 
     Args:
         folder: the place's, made if need be.
-        digest, size: the bundle's.
         source: read from after `say` was called.
         say: asks for the bundle, from the byte on that it is given.
 
