@@ -181,6 +181,10 @@ def test_a_run_at_a_place_comes_back_whole_and_leaves_nothing_there(here: Callab
     assert list((scene.place / "files").iterdir()) == []
 
 
+def connected(placed: RemotePlaced) -> bool:
+    return placed._channel is not None and placed._preparing is None
+
+
 def test_a_line_that_breaks_again_and_again_loses_nothing_and_doubles_nothing(here: Callable[..., Here]) -> None:
     """While it trains, and while what it left is on its way: a run that is here whole needs no line any more."""
     scene = here(TRAIN.replace("STEPS", "120").replace("KIB", "20000"))
@@ -188,13 +192,13 @@ def test_a_line_that_breaks_again_and_again_loses_nothing_and_doubles_nothing(he
     for number in range(4):
         placed.wait(0.1 + 0.05 * number)
         scene.break_line()
-        while len(scene.channels) < number + 2 or not placed.connected:
+        while len(scene.channels) < number + 2 or not connected(placed):
             assert placed.wait(0.1) is None, agent(scene, run).log()
     here_before, ended = 0, None
     while ended is None:
         ended = placed.wait(0.01)
         came = sum(path.stat().st_size for path in (scene.kept / run).glob("outputs/*"))
-        if placed.connected and came > here_before and len(scene.channels) < 9:
+        if connected(placed) and came > here_before and len(scene.channels) < 9:
             here_before = came
             scene.break_line()
     assert ended == 0, agent(scene, run).log()

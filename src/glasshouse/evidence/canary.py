@@ -6,6 +6,7 @@ The closed schema is the guarantee; this check does not rely on it (spec/evidenc
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Set
 from urllib.parse import quote
@@ -23,8 +24,8 @@ def spellings(secret: bytes) -> set[bytes]:
     for data in (secret, secret[::-1]):
         forms |= {data, data.hex().encode(), b"".join(b"%%%02x" % byte for byte in data)}
         forms |= set(_base64(data))
-    text = _text(secret)
-    if text is not None:
+    with contextlib.suppress(UnicodeDecodeError):
+        text = secret.decode()
         for spoken in (text, text[::-1], text.lower(), text.lower()[::-1]):
             forms.add(spoken.encode())
             forms |= {spoken.encode("utf-16-le").hex().encode(), spoken.encode("utf-16-be").hex().encode()}
@@ -78,13 +79,6 @@ def _base64(data: bytes) -> Iterator[bytes]:
     yield base64.b64encode(data).rstrip(b"=")
     yield base64.urlsafe_b64encode(data).rstrip(b"=")
     yield base64.b32encode(data).rstrip(b"=")
-
-
-def _text(secret: bytes) -> str | None:
-    try:
-        return secret.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _leaves(value: Json) -> Iterator[str]:

@@ -91,17 +91,14 @@ class OutputHeader(Record, name="output", max_bytes=MAX_HEADER_BYTES, constants=
     @classmethod
     def read(cls, source: Positioned, total: int) -> OutputHeader:
         """Read the header of a stream of `total` bytes; raises as `parse` does."""
-        front = bytearray(min(total, len(MAGIC) + LENGTH_BYTES))
-        source.read_exactly(0, memoryview(front))
+        front = source.read(0, min(total, len(MAGIC) + LENGTH_BYTES))
         begin = cls.front(front)
         length = int.from_bytes(front[len(MAGIC) :], "big")
         if length > MAX_HEADER_BYTES:
             raise PackageError(Code.PACKAGE_LIMIT, f"a header of {length} bytes; the limit is {MAX_HEADER_BYTES}")
         if begin + length > total:
             raise PackageError(Code.OUTPUT_TAMPERED, "a sealed output that ends within its header")
-        data = bytearray(begin + length)
-        source.read_exactly(0, memoryview(data))
-        return cls.parse(data)
+        return cls.parse(source.read(0, begin + length))
 
     @staticmethod
     def front(data: bytes | bytearray | memoryview) -> int:

@@ -55,14 +55,14 @@ class Package:
             FormatError: `too-large`, `not-canonical`, `schema-invalid`, `wrong-type` or `signature-invalid`.
         """
         source, total = Positioned(stream), size_of(stream)
-        header = Header.parse(_read(source, 0, min(total, HEADER_BYTES)))
+        header = Header.parse(source.read(0, min(total, HEADER_BYTES)))
         if total < header.total_bytes:
             raise PackageError(
                 Code.PACKAGE_TRUNCATED, f"a package of {total} bytes whose header says {header.total_bytes}"
             )
         if total > header.total_bytes:
             raise PackageError(Code.PACKAGE_TAMPERED, f"{total - header.total_bytes} bytes behind a package's end")
-        envelope = bytes(_read(source, HEADER_BYTES, header.envelope_bytes))
+        envelope = bytes(source.read(HEADER_BYTES, header.envelope_bytes))
         manifest = parse_signed(envelope, owner_signing)
         if manifest.header(header.envelope_bytes) != header:
             raise PackageError(Code.PACKAGE_TAMPERED, "a package whose header is not that of its signed manifest")
@@ -78,7 +78,7 @@ class Package:
         """
         manifest = self.manifest
         check_commitment(package_key, manifest.package_id, manifest.key_commitment)
-        sealed = memoryview(_read(self.source, self.header.index_offset, manifest.index_bytes))
+        sealed = memoryview(self.source.read(self.header.index_offset, manifest.index_bytes))
         if not hmac.compare_digest(sha256(sealed), manifest.index_sha256):
             raise PackageError(Code.PACKAGE_TAMPERED, "a sealed index that is not the one that the owner signed")
         index = Index.parse(
@@ -127,9 +127,3 @@ class Package:
                 out=out[at : at + chunk_bytes],
             )
         return plain
-
-
-def _read(source: Positioned, offset: int, length: int) -> bytearray:
-    data = bytearray(length)
-    source.read_exactly(offset, memoryview(data))
-    return data

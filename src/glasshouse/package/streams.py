@@ -27,6 +27,12 @@ class Positioned:
         self._fd = _descriptor(stream)
         self._lock = allocate_lock()
 
+    def read(self, offset: int, length: int) -> bytearray:
+        """Return bytes from `offset` on; raises as `read_exactly`."""
+        data = bytearray(length)
+        self.read_exactly(offset, memoryview(data))
+        return data
+
     def read_exactly(self, offset: int, out: memoryview) -> None:
         """Fill `out` from `offset` on.
 
@@ -43,16 +49,13 @@ class Positioned:
     def _read(self, offset: int, out: memoryview) -> None:
         done = 0
         while done < len(out):
-            rest = out[done:]
-            count = self._once(offset + done, rest)
+            if self._fd is not None:
+                count = os.preadv(self._fd, [out[done:]], offset + done)
+            else:
+                count = self._stream.readinto(out[done:])  # type: ignore[attr-defined]  # typeshed: BinaryIO lacks it
             if not count:
                 raise PackageError(Code.PACKAGE_TRUNCATED, "the file ends before its content does")
             done += count
-
-    def _once(self, offset: int, out: memoryview) -> int | None:
-        if self._fd is not None:
-            return os.preadv(self._fd, [out], offset)
-        return self._stream.readinto(out)  # type: ignore[attr-defined,no-any-return]  # typeshed: BinaryIO lacks it
 
 
 def _descriptor(stream: BinaryIO) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from glasshouse.errors import Code, PeerError
-from glasshouse.providers.protocol.messages import is_file_name
+from glasshouse.providers.protocol.messages import FILE_NAME
 from glasshouse.providers.serve.runs import numbered
 
 _PIECE_BYTES = 256 << 10
@@ -126,7 +126,7 @@ class KeptFiles:
             with contextlib.suppress(FileNotFoundError):
                 for path in self.path_of(numbered(folder, 0)).parent.iterdir():
                     name = f"{folder}/{path.name.removesuffix('.partial')}"
-                    if is_file_name(name):
+                    if FILE_NAME.fullmatch(name):
                         yield name, self._here(name)
 
     def _here(self, name: str) -> int:

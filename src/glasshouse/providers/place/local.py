@@ -52,11 +52,10 @@ class LocalPlaced:
             self.close()
         return ended
 
-    def interrupt(self) -> None:
-        self._run.stop(signal.SIGTERM)
-
     def stop(self) -> None:
         self._run.stop(signal.SIGTERM)
+
+    interrupt = stop
 
     def kill(self) -> None:
         self._run.stop(signal.SIGKILL)

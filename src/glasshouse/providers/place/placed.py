@@ -68,11 +68,6 @@ class RemotePlaced:
         self._whole = {"outputs": 0, "log": 0}
         self._forget()
 
-    @property
-    def connected(self) -> bool:
-        """Whether the runtime's calls come now."""
-        return self._channel is not None and self._preparing is None
-
     def connect(self) -> str:
         """Connect, serve the runtime's calls from here on, and return the `broker_url` for its launch file."""
         channel, self._opening = self._opening or self._open(), None

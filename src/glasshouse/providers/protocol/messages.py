@@ -33,13 +33,8 @@ MAX_MACHINES = 64
 MAX_MESSAGE_CHARS = 1000
 MAX_RUNS = 256
 MAX_VERSIONS = 200  # each takes at most 262 bytes of a message of 64 KiB
-_FILE_NAME = re.compile(r"events\.log|heads\.log|receipt\.json|runtime\.log|(outputs|log)/[0-9]{4,6}\.sealed")
+FILE_NAME = re.compile(r"events\.log|heads\.log|receipt\.json|runtime\.log|(outputs|log)/[0-9]{4,6}\.sealed")
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
-
-
-def is_file_name(name: str) -> bool:
-    """Return whether a run's file may be called so."""
-    return _FILE_NAME.fullmatch(name) is not None
 
 
 def _relay(value: Json, where: str) -> RelayOrder:
@@ -54,7 +49,7 @@ def _relay(value: Json, where: str) -> RelayOrder:
 _RELAY = fixed(url=text(512), certificate=nullable(digest_text()))
 _NUMBER, _CALL = integer(1, FIRST_CALL - 1), integer(FIRST_CALL, 2 * FIRST_CALL - 1)
 _RUN, _PACKAGE = digest_text(16), digest_text()  # a file is named by its BLAKE3
-_NAME = text(pattern=_FILE_NAME)
+_NAME = text(pattern=FILE_NAME)
 _ADDRESSES = items(MAX_MACHINES, text(pattern=_ADDRESS))
 _FINDING = fixed(
     consequence=text(4000), feature=text(64), standing=choice(("good", "missing", "note", "weaker")), value=text(1000)

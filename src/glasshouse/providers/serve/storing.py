@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
@@ -206,15 +207,12 @@ class _Connection(http.client.HTTPConnection):
         self.sock.settimeout(_TIMEOUT_S)
 
 
-def _sender(line: GateLine) -> Send:
-    def send(body: bytes) -> tuple[int, bytes]:
-        with contextlib.closing(_Connection(line)) as connection:
-            named = {"Content-Type": "application/json", "Connection": "close"}
-            connection.request("POST", "/v1/store", body, named)
-            answer = connection.getresponse()
-            return answer.status, answer.read(_MAX_ANSWER_BYTES)
-
-    return send
+def _send(line: GateLine, body: bytes) -> tuple[int, bytes]:
+    with contextlib.closing(_Connection(line)) as connection:
+        named = {"Content-Type": "application/json", "Connection": "close"}
+        connection.request("POST", "/v1/store", body, named)
+        answer = connection.getresponse()
+        return answer.status, answer.read(_MAX_ANSWER_BYTES)
 
 
 def _waits(storing: Storing, folder: Path) -> Iterator[float]:
@@ -257,7 +255,8 @@ def main(arguments: list[str]) -> int:
     if relay is None:
         return 0
     until_s = time.monotonic() + int(json.loads((folder / ORDER).read_text())["max_seconds"]) + AFTER_S
-    storing = Storing(folder / OUT, _sender(GateLine(url=relay["url"], certificate=relay["certificate"])))
+    line = GateLine(url=relay["url"], certificate=relay["certificate"])
+    storing = Storing(folder / OUT, partial(_send, line))
     with contextlib.suppress(_NotKeptError):
         for wait_s in _waits(storing, folder):
             if time.monotonic() > until_s:
