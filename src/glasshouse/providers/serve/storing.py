@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from hashlib import file_digest
@@ -215,18 +215,6 @@ def _send(line: GateLine, body: bytes) -> tuple[int, bytes]:
         return answer.status, answer.read(_MAX_ANSWER_BYTES)
 
 
-def _waits(storing: Storing, folder: Path) -> Iterator[float]:
-    """Look again and again; yield how many seconds to wait in between."""
-    wait_s = LOOK_S
-    while folder.exists():
-        ended = (folder / ENDED).exists()
-        well = storing.look(ended=ended)
-        if storing.done:
-            return
-        wait_s = LOOK_S if well else min(2 * wait_s, LONGEST_S)
-        yield wait_s
-
-
 def let_machine_end(folder: Path, home: Path, sleep: Callable[[float], None] = time.sleep) -> bool:
     """Let a rented machine end itself once its owner has not asked for the run for a while; return whether it was let.
 
@@ -257,11 +245,12 @@ def main(arguments: list[str]) -> int:
     until_s = time.monotonic() + int(json.loads((folder / ORDER).read_text())["max_seconds"]) + AFTER_S
     line = GateLine(url=relay["url"], certificate=relay["certificate"])
     storing = Storing(folder / OUT, partial(_send, line))
+    wait_s = LOOK_S
     with contextlib.suppress(_NotKeptError):
-        for wait_s in _waits(storing, folder):
-            if time.monotonic() > until_s:
-                break
-            again_s = time.monotonic() + wait_s
+        while folder.exists() and not storing.done and time.monotonic() < until_s:
+            well = storing.look(ended=(folder / ENDED).exists())
+            wait_s = LOOK_S if well else min(2 * wait_s, LONGEST_S)
+            again_s = time.monotonic() + (0 if storing.done else wait_s)
             while folder.exists() and time.monotonic() < again_s:  # it ends soon after what it reads is removed
                 time.sleep(LOOK_S)
     if storing.whole:
