@@ -9,7 +9,6 @@ import base64
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Set
-from urllib.parse import quote
 
 from glasshouse.errors import Code, VerificationError
 from glasshouse.wire.canonical import Json, decode
@@ -34,7 +33,7 @@ def spellings(secret: bytes) -> set[bytes]:
                 b"".join(b"\\u%04x" % int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2))
             )
             escaped = json.dumps(spoken)[1:-1]
-            forms |= {quote(spoken).encode(), escaped.encode(), escaped.replace("/", "\\/").encode()}
+            forms |= {_percent(spoken), escaped.encode(), escaped.replace("/", "\\/").encode()}
     forms |= {form[::-1] for form in forms}
     return {form.lower() for form in forms if form}
 
@@ -79,6 +78,12 @@ def _base64(data: bytes) -> Iterator[bytes]:
     yield base64.b64encode(data).rstrip(b"=")
     yield base64.urlsafe_b64encode(data).rstrip(b"=")
     yield base64.b32encode(data).rstrip(b"=")
+
+
+def _percent(text: str) -> bytes:
+    """Encode as in a URL: unreserved characters and the path separator stay."""
+    kept = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~/"
+    return b"".join(bytes([byte]) if byte in kept else b"%%%02X" % byte for byte in text.encode())
 
 
 def _leaves(value: Json) -> Iterator[str]:
