@@ -169,7 +169,7 @@ def test_an_artifact_of_more_work_than_there_was_time_for_says_so_without_its_bu
     world: World, artifact: bytes
 ) -> None:
     told = Artifact.parse_signed(artifact, world.owner.public)
-    grand = replace(told, elapsed_us=10**13, done=10**9).sign(world.owner)
+    grand = replace(told, elapsed_us=10**13, done=10**9).sign(world.owner).encode()
     assert "longer than the run lasted" in verify_artifact(grand, owner=world.owner.public).sentence
     assert "longer" not in verify_artifact(artifact, owner=world.owner.public).sentence
 
