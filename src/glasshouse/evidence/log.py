@@ -166,7 +166,8 @@ def verify_log(lines: Iterable[bytes], head: Head) -> VerifiedLog:
     span = (0, 0)
     for line in lines:
         event = _parsed(line, rules.size)
-        rules.admit(event)
+        rules.check(event)
+        rules.take(event)
         tree.append(leaf_hash(line[:-1]))
         span = (span[0] if event.sequence else event.time_us, event.time_us)
         if event.type in _KEPT:

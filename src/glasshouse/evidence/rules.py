@@ -27,12 +27,12 @@ _WHEN: dict[EventType, frozenset[State]] = {
 
 
 class Rules:
-    """What may follow what in a log: admit events one by one, in order.
+    """What may follow what in a log: `check` and `take` events one by one, in order.
 
     Attributes:
         run_id: from the start event, or None before it.
         state: of the run after the last event.
-        size: events admitted.
+        size: events taken.
         outcome, code: how the run ended, once it is `zeroized`.
     """
 
@@ -48,11 +48,6 @@ class Rules:
         self._sealed = False
         self._progress: Mapping[str, Json] | None = None
         self._counters = {EventType.OUTPUT: 0, EventType.SEGMENT: 0}
-
-    def admit(self, event: Event) -> None:
-        """Take the next event, or leave everything as it was; raises as `check`."""
-        self.check(event)
-        self.take(event)
 
     def check(self, event: Event) -> None:
         """Refuse an event that may not come next.

@@ -89,19 +89,11 @@ class Api:
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> ApiAnswer:
         """Ask for something; raises as `Provider`."""
-        return self._again("GET", path + ("?" + urlencode(query) if query else ""), None)
-
-    def ask(self, method: str, path: str, body: Mapping[str, Any]) -> ApiAnswer:
-        """Send a request that changes nothing, or the same however often it comes; raises as `Provider`."""
-        return self._again(method, path, body)
+        return self.ask("GET", path + ("?" + urlencode(query) if query else ""))
 
     def stream(self, path: str, query: Mapping[str, str], *, quiet_s: float, most_bytes: int) -> ApiAnswer:
         """Ask for what does not end, until it is quiet for so long or has come to so much; raises as `Provider`."""
-        return self._again("GET", path + "?" + urlencode(query), None, (quiet_s, most_bytes))
-
-    def delete(self, path: str) -> ApiAnswer:
-        """Remove something; an answer of 404 is an answer. Raises as `Provider`."""
-        return self._again("DELETE", path, None)
+        return self.ask("GET", path + "?" + urlencode(query), until=(quiet_s, most_bytes))
 
     def create(self, method: str, path: str, body: Mapping[str, Any], *, judged: bool = True) -> ApiAnswer:
         """Send a request that makes something, once; only what was certainly not taken is sent again.
@@ -170,9 +162,10 @@ class Api:
             connection.close()
         return content.decode(errors="replace") if response.status == 200 else None
 
-    def _again(
-        self, method: str, path: str, body: Mapping[str, Any] | None, until: tuple[float, int] | None = None
+    def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, until: tuple[float, int] | None = None
     ) -> ApiAnswer:
+        """Send a request that changes nothing, or the same however often it comes; raises as `Provider`."""
         for number, last in enumerate(_LASTS):
             connection = self._connection()
             after_s = None

@@ -201,7 +201,7 @@ class RunPod(RestProvider):
 
     def give_back(self, machine: str) -> None:
         """Destroy a pod and its disk; one that does not exist any more is fine."""
-        answer = self._api.delete(_path(machine))
+        answer = self._api.ask("DELETE", _path(machine))
         if answer.status not in (200, 202, 204, 404):
             raise self._otherwise(f"DELETE {_path(machine)}", answer)
 

@@ -162,7 +162,7 @@ class Vast(RestProvider):
 
     def give_back(self, machine: str) -> None:
         """Destroy a machine, its disk too; one that does not exist any more is fine. See `Provider`."""
-        self._unless_gone(self._api.delete(_path(machine)))
+        self._unless_gone(self._api.ask("DELETE", _path(machine)))
 
     def bill(self, machine: str) -> Decimal | None:
         """Return what it cost in the last 31 days, in US dollars; None while Vast does not list it. See `Provider`."""
@@ -221,7 +221,7 @@ class Vast(RestProvider):
         """Give back what a refused create made; raises `UncertainError` where it is not seen to be gone."""
         try:
             # That there is no such machine may only be true as yet.
-            self._value(self._api.delete(_path(machine)))
+            self._value(self._api.ask("DELETE", _path(machine)))
             left = "which is still there" if self.find(machine) is not None else ""
         except GlasshouseError as error:
             left = error.message
