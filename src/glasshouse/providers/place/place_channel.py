@@ -105,16 +105,18 @@ class PlaceChannel:
         """
         return self.answer(self.post(ask, *members), within_s=within_s)
 
-    def post(self, ask: str, *members: Any, expect: int = 0) -> int:
+    def post(self, ask: str, *members: Any, data: bytes = b"", expect: int = 0) -> int:
         """Ask, and return the number of the request.
 
         Args:
+            data: belongs to the request.
             expect: how many bytes may come before the answer.
         """
         number, self._next = self._next, self._next % (FIRST_CALL - 2) + 1
         self._open[number] = ask, expect
         request: dict[str, Json] = ASKS[ask].request.write(members)  # type: ignore[assignment]  # an object
         self._link.send({"ask": ask, "id": number, **request})
+        self._link.send_data(number, data)
         return number
 
     @property
@@ -142,10 +144,6 @@ class PlaceChannel:
     def data(self, number: int) -> bytes:
         """Return, once, the bytes that came before an answer."""
         return bytes(self._bytes.pop(number, b""))
-
-    def send(self, number: int, data: bytes) -> None:
-        """Send the bytes that belong to a request."""
-        self._link.send_data(number, data)
 
     def put(self, path: Path, digest: str, on_progress: Callable[[int, int], None]) -> None:
         """Send a file, or what of it is not there yet.

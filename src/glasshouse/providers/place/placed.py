@@ -115,9 +115,7 @@ class RemotePlaced:
         members = self._run, order.package, len(launch), order.max_seconds, order.ranks, order.peers, order.relay
 
         def start(channel: PlaceChannel) -> int:
-            number = channel.post("start", *members)
-            channel.send(number, launch)
-            (pid,) = channel.answer(number, within_s=_START_S)
+            (pid,) = channel.answer(channel.post("start", *members, data=launch), within_s=_START_S)
             return int(pid)
 
         deadline_s = time.monotonic() + _PATIENCE_S
