@@ -130,7 +130,6 @@ class Artifact(
     max_bytes=MAX_ARTIFACT_BYTES,
     constants={"outcome": Outcome.COMPLETED.value},
     payload_type=ARTIFACT_TYPE,
-    max_message_bytes=MAX_ARTIFACT_BYTES,
 ):
     """What the owner shows of a run whose bundle verified as good; what has no comment is as in receipt and manifest.
 

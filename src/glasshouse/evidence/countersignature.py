@@ -31,7 +31,6 @@ class _Closed(
     max_bytes=MAX_COUNTERSIGNATURE_BYTES,
     constants={"version": 1},
     payload_type=COUNTERSIGNED_RECEIPT_TYPE,
-    max_message_bytes=MAX_COUNTERSIGNATURE_BYTES,
 ):
     """What the broker signs."""
 

@@ -47,7 +47,6 @@ class Head(
     max_elements=16,
     constants={"version": 1},
     payload_type=HEAD_TYPE,
-    max_message_bytes=MAX_HEAD_BYTES,
 ):
     """The log as it stood at one moment."""
 
