@@ -5,6 +5,5 @@ It imports nothing of Glasshouse but `errors`, `wire` and `package`. Start at `_
 Source: docs/adr/0036-the-custodian-is-a-program.md.
 """
 
-CONNECTION, PACKAGE, GRANT, PATTERNS = 3, 4, 5, 6
-"""The descriptors that it is started with: a socket of packets to the agent, the sealed package, and the two regions of
-secret memory that it fills."""
+CONNECTION, PACKAGE = 3, 4
+"""The descriptors that it is started with: a socket of packets to the agent, and the sealed package."""

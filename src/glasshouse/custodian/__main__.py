@@ -36,7 +36,7 @@ _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 # Below this, a process whose every page is locked would run out of memory in the middle of its work.
 _LEAST_LOCKABLE_BYTES = 1 << 30
 _REPARENTED_S = 0.001
-_FIRST_INHERITED = 7  # above those of `glasshouse.custodian`
+_FIRST_INHERITED = 5  # above those of `glasshouse.custodian`
 
 _libc = ctypes.CDLL(None)
 

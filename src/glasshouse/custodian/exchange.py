@@ -1,7 +1,8 @@
 """What passes between agent and custodian, a packet each; nothing secret does.
 
-After its own process id (4 bytes, big endian) the custodian sends the public HPKE key, takes one `Request`, answers
-`Opened` or `Failed`, and ends.
+The custodian sends its own process id (4 bytes, big endian), takes the descriptors of the two regions of secret memory
+that it fills, with a packet of one byte, sends the public HPKE key, takes one `Request`, answers `Opened` or `Failed`,
+and ends.
 """
 
 from __future__ import annotations

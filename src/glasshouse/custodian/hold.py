@@ -6,12 +6,14 @@ into another. The agent is sent counts, limits or a code. Source: spec/key-relea
 
 from __future__ import annotations
 
+import _socket  # without what the module around it imports
 import mmap
 import os
+from array import array
 from collections.abc import Callable
 from typing import BinaryIO
 
-from glasshouse.custodian import CONNECTION, GRANT, PACKAGE, PATTERNS
+from glasshouse.custodian import CONNECTION, PACKAGE
 from glasshouse.custodian.exchange import MAX_PACKET_BYTES, Failed, Opened, Request
 from glasshouse.custodian.residue_patterns import PATTERN_BYTES, PatternKind, ResiduePatterns, is_distinctive
 from glasshouse.errors import Code, FormatError, PackageError
@@ -33,9 +35,10 @@ def serve(make_key: Callable[[], RecipientKey] = RecipientKey.generate) -> None:
         make_key: makes the run's HPKE key.
 
     Raises:
-        OSError: the agent has ended, or a descriptor is not what it has to be.
+        OSError, ValueError: the agent has ended, or a descriptor is not what it has to be.
     """
-    granted, patterns = _mapped(GRANT), ResiduePatterns(_mapped(PATTERNS))
+    granted, region = map(_mapped, _receive_regions())
+    patterns = ResiduePatterns(region)
     key = make_key()
     # At once, so that the probes of a refused run have something to look for too.
     private = key.private()
@@ -45,6 +48,21 @@ def serve(make_key: Callable[[], RecipientKey] = RecipientKey.generate) -> None:
     request = os.read(CONNECTION, MAX_PACKET_BYTES)
     if request:
         os.write(CONNECTION, _answer(request, key, granted, patterns).encode())
+
+
+def _receive_regions() -> array[int]:
+    """Take the descriptors of the two regions from the agent.
+
+    It sends them once this process is closed: others of its user can open the descriptors of one that is not.
+    """
+    regions = array("i")
+    connection = _socket.socket(fileno=CONNECTION)
+    try:
+        [(_, _, data)] = connection.recvmsg(1, _socket.CMSG_LEN(2 * regions.itemsize))[1]
+    finally:
+        connection.detach()
+    regions.frombytes(data)
+    return regions
 
 
 def _mapped(descriptor: int) -> memoryview:

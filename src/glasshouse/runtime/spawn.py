@@ -14,7 +14,8 @@ _FIRST_SPARE_FD = 16
 def library_path() -> dict[str, str]:
     """Return what a program's environment keeps of where libraries are searched: places that only root can change."""
     # Driver libraries of some images are found by it alone.
-    kept = [place for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place.startswith("/usr/")]
+    places = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    kept = [place for place in places if place.startswith("/usr/") and os.path.normpath(place) == place.rstrip("/")]
     return {"LD_LIBRARY_PATH": ":".join(kept)} if kept else {}
 
 

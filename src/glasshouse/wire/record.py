@@ -255,6 +255,12 @@ class Record:
                 raise wrong(place, "what follows from the rest")
         return record
 
+    @classmethod
+    def known(cls, value: Mapping[str, Json]) -> dict[str, Json]:
+        """Return the members that this version has, for state files in which a later one may have written more."""
+        schema = _members(cls)
+        return {name: one for name, one in value.items() if name in schema.members or name in schema.constants}
+
     def encode(self) -> bytes:
         """Return the canonical JSON."""
         return encode(self.to_json())

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import site
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -122,8 +123,8 @@ def test_nothing_secret_is_on_its_command_line_or_in_its_environment(
 
 
 def test_it_holds_no_descriptor_but_those_that_it_was_given(listed: dict[str, dict[str, str]]) -> None:
-    # And one for each of the two mapped regions, and the one that listed them.
-    assert list(map(int, listed["open"])) == list(range(7 + 2 + 1))
+    # With one for each of the two regions, another for its mapping, and the one that listed them.
+    assert list(map(int, listed["open"])) == list(range(5 + 2 + 2 + 1))
 
 
 def test_its_memory_is_locked_where_the_limit_allows(listed: dict[str, dict[str, str]]) -> None:
@@ -133,20 +134,44 @@ def test_its_memory_is_locked_where_the_limit_allows(listed: dict[str, dict[str,
 
 
 def test_no_other_process_of_its_user_reads_it(package: OwnersPackage) -> None:
-    def story() -> list[str]:
-        with custodian(package) as started:
-            started.public()
-            # Without a capability, as another process of this user has it.
-            REAL.drop_capabilities()
-            refused = []
-            for name in ("mem", "environ", "maps"):
-                try:
-                    os.close(os.open(f"/proc/{started.pid}/{name}", os.O_RDONLY))
-                except PermissionError:
-                    refused.append(name)
-            return refused
+    def refused(pid: int) -> list[str]:
+        found = []
+        for name in ("mem", "environ", "maps"):
+            try:
+                os.close(os.open(f"/proc/{pid}/{name}", os.O_RDONLY))
+            except PermissionError:
+                found.append(name)
+        return found
 
-    assert in_child(story) == ["mem", "environ", "maps"]
+    def story() -> list[list[str]]:
+        # Without a capability on either side: the kernel would refuse by those alone.
+        REAL.drop_capabilities()
+        with custodian(package) as started, subprocess.Popen(["sleep", "60"]) as open_to_readers:
+            started.public()
+            found = [refused(open_to_readers.pid), refused(started.pid)]
+            open_to_readers.kill()
+            return found
+
+    assert in_child(story) == [[], ["mem", "environ", "maps"]]
+
+
+def test_just_after_exec_it_has_no_descriptor_of_secret_memory(tmp_path: Path, package: OwnersPackage) -> None:
+    """Others of its user can open or copy its descriptors then, and what they took outlives its closing."""
+    program = written(tmp_path, OPEN_TO_READERS)
+    waiting = Path(program + ".wait")
+    waiting.touch()
+    with custodian(package, program) as started:
+        executed = Path(f"/proc/{started._executed}")
+        wait_for(lambda: program.encode() in (executed / "cmdline").read_bytes())
+        held = {int(one.name): str(one.readlink()) for one in (executed / "fd").iterdir()}
+        assert started._regions is not None
+        regions = (started._regions.grant, started._regions.patterns)
+        assert not {str(Path(f"/proc/self/fd/{one.fd}").readlink()) for one in regions} & set(held.values())
+        assert held[3].startswith("socket:")
+        assert held[4] == str(package.path)
+        waiting.unlink()
+        assert len(started.public()) == PUBLIC_BYTES
+        assert started._regions is None, "they are sent once"
 
 
 def test_a_descriptor_of_its_memory_opened_just_after_exec_reads_no_key(tmp_path: Path, package: OwnersPackage) -> None:

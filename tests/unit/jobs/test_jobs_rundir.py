@@ -75,6 +75,14 @@ def test_a_record_of_another_version_is_damaged_and_no_crash(home: Home) -> None
         folder.load()
 
 
+def test_a_record_with_more_than_this_version_writes_is_read(home: Home) -> None:
+    folder = RunFolder.create(home)
+    saved = folder.save(record(folder))
+    path = folder.path / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"of_a_later_version": {"more": 1}}))
+    assert folder.load() == saved
+
+
 def test_runs_are_found_by_id_beginning_and_latest(home: Home) -> None:
     names = ["aa11" + "0" * 28, "aa22" + "0" * 28, "bb33" + "0" * 28]
     for age, name in enumerate(names):
@@ -117,6 +125,11 @@ def test_a_dead_process_and_a_zombie_are_not_alive_and_get_no_signal() -> None:
     assert not name.send(signal.SIGTERM)
     child.communicate()
     assert not name.alive
+
+
+@pytest.mark.parametrize("pid", [0, -1])
+def test_a_number_that_stands_for_a_group_of_processes_is_no_process(pid: int) -> None:
+    assert not ProcessName(pid=pid, started=0).send(signal.SIGCONT)
 
 
 def test_the_home_is_the_one_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

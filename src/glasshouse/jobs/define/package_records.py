@@ -58,8 +58,7 @@ class PackageRecord(Record, name="package record"):
         if not path.exists():
             return cls(package_id=package_id, name=package_id[:8], workload=workload, deployment=Deployment())
         value = read_state(path, what="package record")
-        value.pop("saved_us", None)  # in records of earlier versions
         try:
-            return cls.from_json(value)
+            return cls.from_json(cls.known(value))
         except FormatError:
             raise UsageError(Code.USAGE, f"the package record {path} is damaged") from None

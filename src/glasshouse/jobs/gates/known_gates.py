@@ -78,8 +78,8 @@ def _listed(home: Home) -> dict[str, KnownGate]:
         return {}
     listed = read_state(home.gates, what="list of gates")
     try:
-        return {name: KnownGate.from_json(one) for name, one in sorted(listed.items())}
-    except FormatError:
+        return {name: KnownGate.from_json(KnownGate.known(one)) for name, one in sorted(listed.items())}
+    except (FormatError, AttributeError):
         raise UsageError(Code.USAGE, f"the list of gates {home.gates} is damaged") from None
 
 

@@ -146,9 +146,14 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 @contextlib.contextmanager
-def locked(path: Path, flags: int = 0) -> Iterator[None]:
-    """Hold the lock of a file or folder, which `os.O_CREAT` makes; raises `OSError`."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder, or of a file, which is made; raises `UsageError` where it cannot be opened."""
+    # A network's file system locks no file for writers that is open for reading.
+    flags = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(Code.USAGE, f"{path} cannot be opened: {_reason(error)}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

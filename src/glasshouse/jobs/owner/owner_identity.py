@@ -92,13 +92,13 @@ class _Lock(Record, name="identity.lock", constants={"kdf": "scrypt", "p": _SCRY
             raise UsageError(Code.IDENTITY, "the passphrase is wrong, or the identity file was changed") from None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class _Secret(Record, name="secret", max_bytes=_MAX_BYTES):
     sealing: Annotated[bytes, octets(PRIVATE_BYTES)]
     signing: Annotated[bytes, octets(32)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class _PrivateFile(Record, name="identity", max_bytes=_MAX_BYTES, constants={"kind": _PRIVATE_KIND, "version": 1}):
     owner: OwnerPublic
     secret: Annotated[bytes | None, octets(), LEFT_OUT] = None

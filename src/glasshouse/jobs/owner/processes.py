@@ -30,6 +30,8 @@ class ProcessName(Record, name="process"):
     @property
     def alive(self) -> bool:
         """Whether that very process still runs."""
+        if self.pid < 1:  # a signal to such a number reaches a whole group
+            return False
         # In this order: one that ends between the two is found by neither.
         try:
             process: Process | None = Process.of(self.pid)

@@ -243,7 +243,7 @@ class RunFolder:
         """Return the record; raises `UsageError`."""
         value = read_state(self._record, what="run record")
         try:
-            return RunRecord.from_json(_LATER | value)
+            return RunRecord.from_json(_LATER | RunRecord.known(value))
         except FormatError:
             raise UsageError(Code.USAGE, f"the run record {self._record} is damaged") from None
 

@@ -51,8 +51,9 @@ class GateSockets:
         listener.bind(str(fresh))
         listener.listen(MAX_CALLS)
         listener.setblocking(False)
-        self._gates[run] = _Gate(listener, path, fresh.stat().st_ino)
+        inode = fresh.stat().st_ino
         fresh.rename(path)
+        self._gates[run] = _Gate(listener, path, inode)
         if self._listening:
             self._select(listener)
         return f"unix:{path}"

@@ -80,8 +80,9 @@ class Custodian:
         pid: the process that holds the keys; 0 until it has begun, and once it is gone.
     """
 
-    def __init__(self, executed: int, connection: socket.socket, loop: Loop) -> None:
+    def __init__(self, executed: int, connection: socket.socket, regions: Regions, loop: Loop) -> None:
         self.pid = 0
+        self._regions: Regions | None = regions  # until the custodian has them
         self._executed = executed  # ends when it has forked
         self._socket = connection
         self._loop = loop
@@ -115,7 +116,7 @@ class Custodian:
             executed = spawn(
                 [sys.executable, *options, program, str(os.getpid()), *named],
                 {"LANG": "C.UTF-8", **library_path()},
-                [nothing, nothing, nothing, theirs.fileno(), package, regions.grant.fd, regions.patterns.fd],
+                [nothing, nothing, nothing, theirs.fileno(), package],
                 blocked=_BLOCKED,
             )
         except OSError as error:
@@ -124,7 +125,7 @@ class Custodian:
         finally:
             theirs.close()
             os.close(nothing)
-        return cls(executed, ours, loop)
+        return cls(executed, ours, regions, loop)
 
     def public(self) -> bytes:
         """Return the public HPKE key.
@@ -176,6 +177,7 @@ class Custodian:
         if self._socket.fileno() < 0:
             return
         self._loop.unwatch(self._socket.fileno())
+        self._regions = None
         self._socket.settimeout(REAP_PATIENCE_S)
         self._end(self._executed)
         self._end(self.pid)
@@ -208,8 +210,16 @@ class Custodian:
             self._ended = True
         elif not self.pid and len(packet) == PID_BYTES:
             self.pid = int.from_bytes(packet, "big")
+            self._send_regions()
         else:
             self._packets.append(packet)
+
+    def _send_regions(self) -> None:
+        """Give the closed process what no process may have that others can still open (ADR 0036)."""
+        regions, self._regions = self._regions, None
+        if regions is not None:
+            with contextlib.suppress(OSError):  # its end is noticed by the end of file
+                socket.send_fds(self._socket, [b"\0"], [regions.grant.fd, regions.patterns.fd])
 
 
 def _gone() -> InternalError:
