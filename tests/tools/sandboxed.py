@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from glasshouse.runtime.kernel import REAL, Kernel
-from glasshouse.runtime.worker import launcher, sandbox
+from glasshouse.runtime.worker import launcher, sandbox, shown_paths
 from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.runtime.worker.sandbox_spec import SandboxReport, SandboxSpec
 from glasshouse.wire import frames
@@ -46,8 +46,8 @@ def specification(code: str, **changes: object) -> SandboxSpec:
         "argv": (sys.executable, "-I", "-S", "-B", "-c", code, "{workspace}"),
         "pycache_prefix": sys.pycache_prefix or "",
         "workspace_bytes": WORKSPACE_BYTES,
-        "read_paths": tuple(path for path in sandbox.default_read_paths() if not path.startswith(TESTS)),
-        "device_paths": sandbox.default_devices(),
+        "read_paths": tuple(path for path in shown_paths.default_read_paths() if not path.startswith(TESTS)),
+        "device_paths": shown_paths.default_devices(),
         **changes,
     }
     return SandboxSpec(**given)  # type: ignore[arg-type]

@@ -18,8 +18,6 @@ from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.run.start_processes import start_processes
 from glasshouse.wire.canonical import encode
 
-__all__ = ["main"]
-
 
 def main(
     argv: Sequence[str],

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from glasshouse.errors import Code, UsageError
 from glasshouse.wire.group import MAX_MACHINES
 
-__all__ = ["AgentOptions", "parse"]
-
 USAGE = (
     "usage: python -I -B -X pycache_prefix=DIR -m glasshouse.runtime --package FILE --out DIR "
     "[--max-seconds N] [--ranks N] [--peers HOST:PORT,…]"

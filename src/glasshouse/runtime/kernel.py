@@ -17,8 +17,6 @@ import time
 
 from glasshouse.runtime import syscalls
 
-__all__ = ["REAL", "Kernel", "KernelError", "close_all_but", "detach", "end_child"]
-
 PR_SET_PDEATHSIG = 1
 PR_GET_DUMPABLE = 3
 PR_SET_DUMPABLE = 4

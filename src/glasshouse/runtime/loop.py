@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-__all__ = ["READ", "WRITE", "Handler", "Loop", "Timer", "interrupted", "refuse_descriptors"]
-
 READ = select.POLLIN
 WRITE = select.POLLOUT
 

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from importlib.machinery import FrozenImporter, ModuleSpec, PathFinder
 from types import ModuleType
 
-__all__ = ["MEASURED", "allow_measured_only"]
-
 MEASURED = frozenset({"_cffi_backend", "blake3", "cryptography", "glasshouse"})
 
 

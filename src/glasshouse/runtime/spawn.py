@@ -6,8 +6,6 @@ import fcntl
 import os
 from collections.abc import Mapping, Sequence
 
-__all__ = ["library_path", "spawn"]
-
 _FIRST_SPARE_FD = 16
 
 

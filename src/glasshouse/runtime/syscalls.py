@@ -6,8 +6,6 @@ that the runtime makes or refuses are listed.
 
 from __future__ import annotations
 
-__all__ = ["ARCHITECTURES", "HIGHEST_KNOWN", "number", "numbers"]
-
 ARCHITECTURES = ("x86_64", "aarch64")
 
 # The last call when the filters were written (mseal). What the kernel adds later is refused.

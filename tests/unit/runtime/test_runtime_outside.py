@@ -17,7 +17,7 @@ from glasshouse.attestation.hardening import CheckResult
 from glasshouse.runtime import syscalls
 from glasshouse.runtime.confine import file_trials, read_only_package
 from glasshouse.runtime.kernel import REAL, Kernel
-from glasshouse.runtime.worker import sandbox
+from glasshouse.runtime.worker import sandbox, shown_paths
 from glasshouse.runtime.worker.sandbox import Worker
 from tools.forked import in_child
 from tools.machine import (
@@ -135,7 +135,7 @@ def attack(package: Path, shown: Path, **changes: object) -> tuple[Ran, dict[str
             ATTACK.replace("PATH", repr(str(shown))),
             after=hand_over,
             package=opened.fileno(),
-            read_paths=(*sandbox.default_read_paths(), str(shown)),
+            read_paths=(*shown_paths.default_read_paths(), str(shown)),
             **changes,  # type: ignore[arg-type]
         )
     said = json.loads(ran.output or "{}")

@@ -20,7 +20,7 @@ from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, FormatError, PlatformError
 from glasshouse.runtime import syscalls
 from glasshouse.runtime.kernel import REAL, Kernel
-from glasshouse.runtime.worker import named_directory, sandbox, sandbox_spec
+from glasshouse.runtime.worker import named_directory, sandbox, sandbox_spec, shown_paths
 from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.runtime.worker.sandbox_spec import SandboxReport
 from tools.forked import in_child
@@ -84,7 +84,7 @@ def test_the_worker_sees_itself_its_workspace_and_little_else(tmp_path: Path) ->
     assert set(seen["environment"]) <= set(sandbox.minimal_environment("")) | {"HOME", "OMP_NUM_THREADS", "TMPDIR"}
     assert seen["own"] == [0, 0, 0]
     assert 0 not in [*seen["others"], seen["sysctl"]]
-    shown = {path.split("/")[1] for path in sandbox.default_read_paths()}
+    shown = {path.split("/")[1] for path in shown_paths.default_read_paths()}
     assert set(seen["root"]) <= shown | {"dev", "etc", "proc", "run", "tmp", "var"}
     assert not {"mem", "kmsg", "vda", "sda", "kvm"} & set(seen["devices"])
     assert os.uname().nodename not in seen["host"]
@@ -115,7 +115,7 @@ for path in ('{place}/new', '/tmp/new', '/var/tmp/other'):
     except OSError as error:
         print(error.strerror)
 """
-        ran = run(code, read_paths=(*sandbox.default_read_paths(), str(place)))
+        ran = run(code, read_paths=(*shown_paths.default_read_paths(), str(place)))
         assert sorted(place.iterdir()) == [place / "file"]
     finally:
         (place / "file").unlink()
@@ -298,7 +298,7 @@ def test_a_project_of_more_modules_than_files_may_be_open_is_shown_in_a_private_
     def story() -> Ran:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
         argv = (sys.executable, "-I", "-S", "-B", "-c", code, "{workspace}", str(tmp_path))
-        return run(code, argv=argv, read_paths=(*sandbox.default_read_paths(), *map(str, modules)))
+        return run(code, argv=argv, read_paths=(*shown_paths.default_read_paths(), *map(str, modules)))
 
     ran = in_child(story, alone=True)
     assert (ran.output, ran.errors) == (f"300 (256, {hard})\n", "")
@@ -421,7 +421,7 @@ def test_a_list_of_peers_is_refused_because_it_could_not_be_kept() -> None:
 
 
 def test_what_a_worker_may_read_never_includes_a_home_or_the_machines_settings() -> None:
-    paths = sandbox.default_read_paths()
+    paths = shown_paths.default_read_paths()
     assert {"/usr", f"{sys.prefix}/lib", f"{sys.prefix}/pyvenv.cfg"} <= set(paths)
     assert not {"/", "/etc", "/home", "/root", "/tmp", "/var", str(Path.home())} & set(paths)
 

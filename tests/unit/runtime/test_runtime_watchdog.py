@@ -26,7 +26,8 @@ from glasshouse.runtime.kernel import (
 )
 from glasshouse.runtime.run import checks
 from glasshouse.runtime.watchdog import process_tree, watchdog, watchdog_process
-from glasshouse.runtime.watchdog.watchdog import Alarm, Watchdog
+from glasshouse.runtime.watchdog.watchdog import Watchdog
+from glasshouse.runtime.watchdog.watchdog_process import Alarm
 from tools.forked import in_child, keep_only
 from tools.machine import WithoutNamespaces, needs_filters, needs_namespaces, needs_root, needs_tracing
 from tools.sandboxed import children_of, is_gone, specification, start

@@ -12,8 +12,6 @@ import resource
 
 from glasshouse.runtime.kernel import Kernel
 
-__all__ = ["closed", "crashes_are_logged", "limit"]
-
 _PATTERN = "/proc/sys/kernel/core_pattern"
 
 

@@ -16,8 +16,6 @@ import time
 from glasshouse.runtime.confine import read_only_package
 from glasshouse.runtime.kernel import Kernel, KernelError
 
-__all__ = ["files", "is_alone", "kernel_files", "metadata", "ways_out"]
-
 _MAX_TOLD = 20  # less than a pipe holds: it is not read while this process tries
 # Another process may change a folder that is shown, in the same moment; not in each of so many.
 _MOMENTS = 20

@@ -12,8 +12,6 @@ import stat
 
 from glasshouse.runtime.kernel import Kernel, KernelError
 
-__all__ = ["restrict"]
-
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _FIRST_RIGHTS = (1 << 13) - 1  # version 1: from EXECUTE to MAKE_SYM

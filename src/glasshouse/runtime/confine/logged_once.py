@@ -12,8 +12,6 @@ import struct
 
 from glasshouse.runtime.kernel import Kernel
 
-__all__ = ["program", "use_up"]
-
 _AT_EMPTY_PATH = 0x1000
 _ADDRESS = 0x400000
 _HEADER, _SEGMENT = 64, 56

@@ -11,8 +11,6 @@ import fcntl
 
 from glasshouse.runtime.kernel import Kernel
 
-__all__ = ["controllable", "keep_quiet", "raise_up", "strays"]
-
 _NAME = "lo"
 _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 _IFF_UP = 1

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 
 from glasshouse.runtime.kernel import CAP_IPC_LOCK, MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT, REAL, Kernel, KernelError
 
-__all__ = ["available_bytes", "ends_together", "is_low", "lock_memory", "lower", "may_lock", "oom_kills", "put"]
-
 _SCORE = "/proc/self/oom_score_adj"
 # The worker has 1000: with 750 a keeper, of some 40 MB, would need a quarter of the memory to be ended before it.
 _MOST = 750

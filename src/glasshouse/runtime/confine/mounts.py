@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable
 
 from glasshouse.runtime.kernel import Kernel
 
-__all__ = ["OVERLAY", "UNKNOWN", "Mount", "MountTable", "beneath", "close", "is_remote", "processes_are_visible"]
-
 # The note where something was covered: nothing is seen of it.
 _COVERED = "covered-remote"
 OVERLAY = "overlay"

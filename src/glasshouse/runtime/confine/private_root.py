@@ -34,8 +34,6 @@ from glasshouse.runtime.kernel import (
     KernelError,
 )
 
-__all__ = ["BASE", "HIDDEN", "PROBE", "SHARED", "TEMPORARY", "WORK", "build", "cover", "is_memory"]
-
 BASE = "/run/glasshouse"
 WORK, TEMPORARY, SHARED, PROBE = "work", "tmp", "shm", "probe"
 

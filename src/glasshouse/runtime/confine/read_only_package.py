@@ -11,8 +11,6 @@ import os
 
 from glasshouse.runtime.kernel import Kernel
 
-__all__ = ["kind", "sealed_copy", "view"]
-
 MOUNT, MEMORY = "read-only-mount", "sealed-memory"
 
 _MFD_CLOEXEC, _MFD_ALLOW_SEALING = 1, 2

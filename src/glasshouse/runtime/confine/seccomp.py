@@ -16,8 +16,6 @@ import struct
 from glasshouse.runtime import syscalls
 from glasshouse.runtime.kernel import Kernel, KernelError
 
-__all__ = ["FLAG_SPEC_ALLOW", "FLAG_TSYNC", "agent", "install", "sealed_agent", "supports", "worker"]
-
 # Without the second, kernels before 5.16 switch on a speculation mitigation that slows training and protects only
 # code that runs untrusted code in its own process.
 FLAG_TSYNC, FLAG_SPEC_ALLOW = 1, 4

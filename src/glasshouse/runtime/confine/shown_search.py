@@ -23,8 +23,6 @@ import time
 from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, REAL, Kernel, close_all_but
 from glasshouse.wire import own_state
 
-__all__ = ["GIVE_UP_S", "IN_PART", "Look", "answer", "bound_beneath", "search"]
-
 # Warm, 250,000 entries take half a second; on a cold disk several. The agent waits for a minute.
 GIVE_UP_S = 40.0
 # The note where not everything was looked at.

@@ -17,8 +17,6 @@ import sys
 
 from glasshouse.runtime.kernel import CLONE_NEWUSER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, Kernel, KernelError
 
-__all__ = ["egress", "environment", "libraries", "preloading", "system_calls"]
-
 _PTRACE_SEIZE = 0x4206
 _AF_NETLINK, _AF_PACKET, _AF_VSOCK = 16, 17, 40
 _RLIMIT_NOFILE = 7

@@ -29,8 +29,6 @@ from glasshouse.runtime.gate.broker_client import BrokerClient, PendingError
 from glasshouse.runtime.loop import Loop
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["attest", "now_us"]
-
 DEADLINE_S = 60.0
 
 # The evidence arrived and its answer was lost; or a reader on the way sent a copy before: the release went there, for

@@ -18,8 +18,6 @@ from glasshouse.runtime.gate.http_exchange import Address, AnswerReader, HttpAns
 from glasshouse.runtime.loop import READ, WRITE, Loop
 from glasshouse.wire.canonical import decode
 
-__all__ = ["BrokerCall", "BrokerClient", "PendingError", "body_of"]
-
 TIMEOUT_S = 10.0
 
 _MAX_PROBLEM_BYTES = 8192

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from glasshouse.attestation.claims import MAX_GPUS, Gpu
 
-__all__ = ["LIBRARY", "confidential_state", "holders", "in_sight"]
-
 LIBRARY = "libnvidia-ml.so.1"
 _TEXT_BYTES = 96
 _MAX_HOLDERS = 64

@@ -19,8 +19,6 @@ from glasshouse.evidence.log import EventLog
 from glasshouse.runtime.gate.broker_client import BrokerCall, BrokerClient
 from glasshouse.runtime.loop import Loop, Timer
 
-__all__ = ["HEADS_PATH", "HeadKeeper"]
-
 HEADS_PATH = "/v1/heads"
 INTERVAL_S = 30.0
 

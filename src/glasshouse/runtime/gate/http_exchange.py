@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from glasshouse.errors import Code, PeerError
 
-__all__ = ["Address", "AnswerReader", "HttpAnswer", "parse_url", "request"]
-
 MAX_HEAD_BYTES = 8192
 MAX_BODY_BYTES = 256 * 1024
 

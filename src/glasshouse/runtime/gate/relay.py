@@ -32,8 +32,6 @@ from glasshouse.runtime.confine import seccomp
 from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, REAL, KernelError, detach, end_child
 from glasshouse.runtime.loop import interrupted
 
-__all__ = ["CALL", "CALLED", "FAILED", "MESSAGE", "Relay", "start"]
-
 MESSAGE = struct.Struct(">BBI")
 CALL, FAILED, CALLED = 1, 2, 3
 

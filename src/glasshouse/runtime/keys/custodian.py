@@ -24,8 +24,6 @@ from glasshouse.wire.canonical import decode
 from glasshouse.wire.group import Group
 from glasshouse.wire.hpke import PUBLIC_BYTES
 
-__all__ = ["PROGRAM", "Custodian", "Regions"]
-
 PROGRAM = os.path.join(os.path.dirname(custodian.__file__), "__main__.py")  # noqa: PTH118, PTH120 - slow to import
 PATIENCE_S = 120.0
 REAP_PATIENCE_S = 2.0

@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from glasshouse.runtime.keys.secret_memory import SecretMemory
 
-__all__ = ["CHUNK_BYTES", "Finder", "Search", "search_self"]
-
 # Fits a core's second-level cache, so that many needles cost one trip to memory.
 CHUNK_BYTES = 1 << 20
 # Untouched pages between touched ones that are read along, for fewer system calls.

@@ -25,8 +25,6 @@ from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.runtime.watchdog.session_record import NAME as SESSION_NAME
 from glasshouse.runtime.watchdog.session_record import SessionRecord
 
-__all__ = ["OutDir", "PartialFile", "disk_errors"]
-
 _RESERVE_BYTES = 512 * 1024
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 

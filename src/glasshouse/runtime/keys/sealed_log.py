@@ -18,8 +18,6 @@ from glasshouse.runtime.keys.sealing import SealedFile, Sealing
 from glasshouse.runtime.keys.secret_memory import SecretMemory
 from glasshouse.runtime.loop import Loop, Timer, interrupted
 
-__all__ = ["SealedLog"]
-
 SEGMENT_BYTES = 256 * 1024
 TOTAL_BYTES = 256 << 20
 

@@ -14,8 +14,6 @@ from glasshouse.package.limits import OutputLimits
 from glasshouse.package.outputs import OutputSealer, SealedOutput
 from glasshouse.runtime.keys.outdir import OutDir, disk_errors
 
-__all__ = ["Outputs", "SealedFile", "Sealing"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sealing:

@@ -16,8 +16,6 @@ from glasshouse.attestation.hardening import SecretMemoryKind
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.kernel import MADV_DONTDUMP, REAL, Kernel, KernelError
 
-__all__ = ["SecretMemory"]
-
 
 class SecretMemory:
     """One region of shared memory for secrets.

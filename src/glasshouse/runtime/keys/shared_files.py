@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 
 from glasshouse.runtime.keys.memory_search import Finder
 
-__all__ = ["FOLDER", "Before", "look_before", "search"]
-
 FOLDER = "/dev/shm"  # noqa: S108
 MAX_SEARCHED_BYTES = 1 << 30  # one to five seconds, by the number of needles
 _MAX_FILES = 1 << 16

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from glasshouse.attestation.evidence import Blob
 
-__all__ = ["collect"]
-
 
 def collect(*, composite: bytes, nonce: bytes) -> tuple[Blob, ...]:
     """Return the evidence of this machine's hardware that binds the composite; here none."""

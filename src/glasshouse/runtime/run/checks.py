@@ -26,9 +26,8 @@ from glasshouse.runtime.kernel import (
 )
 from glasshouse.runtime.keys.secret_memory import SecretMemory
 from glasshouse.runtime.watchdog.watchdog import Watchdog
-from glasshouse.runtime.worker.sandbox import Worker, default_read_paths
-
-__all__ = ["details", "harden_agent", "observe_agent", "observe_worker", "seal_agent"]
+from glasshouse.runtime.worker.sandbox import Worker
+from glasshouse.runtime.worker.shown_paths import default_read_paths
 
 _PASSED, _FAILED, _UNAVAILABLE = CheckResult.PASSED, CheckResult.FAILED, CheckResult.UNAVAILABLE
 _NO_SUCH_KEYCTL = 9999

@@ -13,8 +13,6 @@ from glasshouse.runtime.worker import named_directory
 from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.wire.policy import GROUP_EGRESS
 
-__all__ = ["demand_launch", "demand_profile", "demand_ranks", "demand_workspace"]
-
 # What fails where a file system's server sees what is asked of it.
 _FILES = {"worker.landlock", "worker.metadata-closed"}
 

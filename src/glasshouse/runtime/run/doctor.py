@@ -22,8 +22,6 @@ from glasshouse.runtime.run.findings import Finding, Standing, equipment
 from glasshouse.runtime.worker import named_directory, shown_paths
 from glasshouse.wire.policy import Profile
 
-__all__ = ["examine"]
-
 _ALL_NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
 _NAMED = "directory"  # a workspace that cannot be mounted
 _NAMESPACES = (

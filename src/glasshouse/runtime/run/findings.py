@@ -13,8 +13,6 @@ from glasshouse.runtime.gate import gpus
 from glasshouse.runtime.kernel import Kernel
 from glasshouse.wire.canonical import Json
 
-__all__ = ["Finding", "Standing", "equipment"]
-
 _LEAST_FREE_BYTES = 2_000_000_000
 
 

@@ -9,11 +9,10 @@ from functools import partial
 from glasshouse.errors import Code, GlasshouseError, RunError
 from glasshouse.runtime.run.run_state import Run
 from glasshouse.runtime.watchdog.heartbeat import Heartbeat
-from glasshouse.runtime.watchdog.watchdog import PERIOD_S, Alarm
+from glasshouse.runtime.watchdog.watchdog import PERIOD_S
+from glasshouse.runtime.watchdog.watchdog_process import Alarm
 from glasshouse.runtime.worker.worker_init import SILENT_S
 from glasshouse.runtime.worker.worker_session import Stage
-
-__all__ = ["install_interrupts", "true_cause"]
 
 _STOP_GRACE_S = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

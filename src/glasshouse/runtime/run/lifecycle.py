@@ -47,8 +47,6 @@ from glasshouse.wire.policy import Assurance
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
 
-__all__ = ["run_lifecycle"]
-
 LAUNCH_PATIENCE_S = 120.0
 SANDBOX_PATIENCE_S = 60.0
 IMPORT_PATIENCE_S = 900.0

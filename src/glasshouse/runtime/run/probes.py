@@ -23,8 +23,6 @@ from glasshouse.runtime.keys.shared_files import Before
 from glasshouse.runtime.watchdog.session_record import Process, members
 from glasshouse.runtime.worker.sandbox import Worker
 
-__all__ = ["probe_gpu", "probe_memory", "probe_shared_memory", "probe_swap", "probe_workspace", "scan_self"]
-
 NEEDLES_AT_ONCE = 512
 _CLEAN = partial(Probe, result=ProbeResult.CLEAN)
 _FOUND = partial(Probe, result=ProbeResult.FOUND)

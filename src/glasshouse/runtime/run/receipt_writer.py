@@ -22,8 +22,6 @@ from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.states import State
 
-__all__ = ["write_receipt"]
-
 PATIENCE_S = 10.0
 # A broker that was away for a whole lease is not expected back in the next seconds.
 LOST_PATIENCE_S = 1.0

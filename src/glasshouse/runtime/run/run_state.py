@@ -34,8 +34,6 @@ from glasshouse.runtime.worker.worker_session import Stage, WorkerSession
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
 
-__all__ = ["Ending", "Run", "RunIdentity", "StepTimes", "have", "process_start_us"]
-
 _T = TypeVar("_T")
 
 _EXIT = {

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from glasshouse.runtime.gate.relay import Relay
     from glasshouse.runtime.keys.custodian import Custodian, Regions
 
-__all__ = ["Processes", "start_processes"]
-
 # Not `-m`: runpy costs 45 ms uncompiled.
 _WORKER = "from glasshouse.workloads.worker.__main__ import main; main()"
 _LEAST_WORKSPACE_BYTES = 64 << 20

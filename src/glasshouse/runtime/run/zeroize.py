@@ -24,8 +24,6 @@ from glasshouse.runtime.run.receipt_writer import write_receipt
 from glasshouse.runtime.run.run_state import Ending, Run
 from glasshouse.wire.states import Outcome, State
 
-__all__ = ["end_run"]
-
 _T = TypeVar("_T")
 
 

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.watchdog.watchdog import SILENT_S, Watchdog
 
-__all__ = ["EVERY_S", "Heartbeat"]
-
 EVERY_S = 1.0
 # A machine that was paused as a whole, or is short of everything, needs a moment until its watchdog has looked again.
 _SILENT_LOOKS = 3

@@ -13,8 +13,6 @@ import os
 import resource
 from dataclasses import dataclass, field
 
-__all__ = ["CACHED_FILES", "ProcessTree", "TreeState"]
-
 # Descriptors kept open from one look to the next: an open file of /proc holds about 6 kB of the kernel's memory.
 CACHED_FILES = 512
 _SPARE_FILES = 32

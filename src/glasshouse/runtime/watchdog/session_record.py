@@ -15,8 +15,6 @@ import errno
 import os
 from dataclasses import dataclass
 
-__all__ = ["NAME", "Process", "SessionRecord", "members"]
-
 NAME = ".worker"
 _BOOT, _NAMESPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
 _UNKNOWN = "-"  # some containers show less of /proc than others

@@ -26,8 +26,6 @@ from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.kernel import REAL, Kernel, end_child
 from glasshouse.runtime.watchdog.watchdog_process import BEAT_BYTES, MESSAGE_BYTES, Alarm, TracerWatch
 
-__all__ = ["SILENT_S", "Alarm", "Watchdog", "start"]
-
 PERIOD_S = 0.5
 _ANSWER_S = 5.0
 # A machine that was paused as a whole needs a moment until its watchdog has looked again.

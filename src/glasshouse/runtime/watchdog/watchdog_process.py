@@ -26,8 +26,6 @@ from glasshouse.runtime.kernel import (
 )
 from glasshouse.runtime.watchdog.process_tree import ProcessTree, TreeState
 
-__all__ = ["BEAT_BYTES", "MESSAGE_BYTES", "STOPPED_AGENT_S", "Alarm", "TracerWatch"]
-
 STOPPED_AGENT_S = 5.0
 # A look at thousands of threads takes a while: the watchdog takes a tenth of a core for it at most, and still looks
 # more often than the agent demands (`watchdog.SILENT_S`).

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import socket
 
-__all__ = ["Controls"]
-
 _CANARY = b"no worker may read this file\n"
 
 

@@ -30,8 +30,6 @@ from glasshouse.runtime.worker import sandbox_steps as steps
 from glasshouse.runtime.worker import worker_init
 from glasshouse.runtime.worker.sandbox_steps import NETWORK, PACKAGE_FD, SandboxBuild, Spec, print_line, put_score
 
-__all__ = ["attempt", "main", "run"]
-
 LINK_FD = 3
 _CONTROL = 1
 _KILLED_FIRST, _KILLED_NEXT = 1000, 999

@@ -18,8 +18,6 @@ from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.confine import memory_limits
 from glasshouse.runtime.watchdog.session_record import Process
 
-__all__ = ["NamedDirectory", "largest", "left", "make", "remove_left", "room", "sweep"]
-
 _PREFIX = "glasshouse-ws-"
 _TRIES = 3
 _MOUNTS = "/proc/self/mountinfo"

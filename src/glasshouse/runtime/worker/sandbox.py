@@ -28,10 +28,8 @@ from glasshouse.runtime.worker import named_directory, worker_init
 from glasshouse.runtime.worker.controls import Controls
 from glasshouse.runtime.worker.named_directory import NamedDirectory
 from glasshouse.runtime.worker.sandbox_spec import SandboxReport, SandboxSpec
-from glasshouse.runtime.worker.shown_paths import default_devices, default_read_paths, minimal_environment
+from glasshouse.runtime.worker.shown_paths import minimal_environment
 from glasshouse.wire.canonical import Json
-
-__all__ = ["Spawn", "Worker", "default_devices", "default_read_paths", "start"]
 
 _LAUNCHER = "from glasshouse.runtime.worker.launcher import main; main()"
 _ISOLATED = ("-I", "-B", "-X")

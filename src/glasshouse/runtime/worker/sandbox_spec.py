@@ -15,8 +15,6 @@ from glasshouse.wire import frames
 from glasshouse.wire.policy import GROUP_EGRESS
 from glasshouse.wire.record import Identifier, Record, items, raw, table, text
 
-__all__ = ["SandboxReport", "SandboxSpec"]
-
 _MAX_NOTES = 128  # of a machine on which nothing at all is closed: 69
 
 

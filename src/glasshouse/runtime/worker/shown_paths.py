@@ -10,8 +10,6 @@ import zipimport
 
 from glasshouse.runtime.spawn import library_path
 
-__all__ = ["NEVER_SHOWN", "default_devices", "default_read_paths", "minimal_environment"]
-
 NEVER_SHOWN = ("/", "/home", "/root", "/tmp", "/var", "/proc", "/sys", "/dev", "/etc", "/run", "/mnt", "/opt")  # noqa: S108
 
 _SYSTEM_PATHS = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr")

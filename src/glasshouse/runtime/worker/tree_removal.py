@@ -15,8 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 
-__all__ = ["GIVE_UP_S", "opened", "removed"]
-
 # A million files take seven of them. A process that still adds some would have us remove forever.
 GIVE_UP_S = 60.0
 _ATTEMPTS = 2

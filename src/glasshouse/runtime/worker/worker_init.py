@@ -20,8 +20,6 @@ from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import core_dumps, seccomp
 from glasshouse.runtime.kernel import Kernel, KernelError
 
-__all__ = ["SILENT_S", "STATUS_BYTES", "fork_worker"]
-
 STATUS_BYTES = 4
 # Longer than a slow disk takes for what the agent writes at once; it beats once a second from the first beat on.
 SILENT_S = 60.0

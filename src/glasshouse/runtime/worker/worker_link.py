@@ -18,8 +18,6 @@ from glasshouse.wire import frames
 from glasshouse.wire.aead import zero
 from glasshouse.wire.canonical import Json, decode
 
-__all__ = ["WorkerLink"]
-
 _HEADER_BYTES = 5
 # Per turn of the loop, so that a worker that never stops sending cannot keep signals and alarms waiting. Bytes alone
 # bound nothing: with each may come a descriptor, and what closing it costs (an inotify's: a millisecond) is ours.

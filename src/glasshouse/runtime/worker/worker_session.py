@@ -24,8 +24,6 @@ from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.runtime.worker.worker_link import WorkerLink
 from glasshouse.wire.canonical import Json
 
-__all__ = ["ProgressReports", "Stage", "WorkerSession"]
-
 # Rounded up: a timer that is early by a microsecond would have to wait for another.
 PROGRESS_INTERVAL_S = 1.001
 
