@@ -56,11 +56,7 @@ class ResiduePatterns:
             yield PatternKind(self._view[start]), self._view[start + 1 : start + _STRIDE]
 
     def add(self, kind: PatternKind, window: bytes | bytearray | memoryview) -> None:
-        """Write one pattern behind the others.
-
-        Raises:
-            ValueError: not 32 bytes, or the region is full.
-        """
+        """Write one pattern behind the others; raises `ValueError`: not 32 bytes, or the region is full."""
         self._write(len(self), kind, window)
 
     def drop(self, indices: set[int]) -> int:

@@ -166,11 +166,7 @@ class Kernel:
         self.call("landlock_restrict_self", ruleset, 0)
 
     def drop_capabilities(self, keep: tuple[int, ...] = ()) -> None:
-        """Give up every capability but those of `keep`, also those that an exec as root would bring back.
-
-        Raises:
-            KernelError: the kernel refuses.
-        """
+        """Give up every capability but those of `keep`, also those that an exec as root would bring back."""
         kept = self._capabilities(b"CapPrm:") & sum(1 << capability for capability in keep)
         for capability in range(_LAST_CAPABILITY + 1):
             try:
@@ -217,12 +213,9 @@ class Kernel:
         self.call("mount_setattr", _AT_FDCWD, os.fsencode(target), _AT_RECURSIVE, attributes, len(attributes))
 
     def read_only_view(self, path: str) -> int:
-        """Open a file for reading, through a mount of its own that is read-only and has no name.
+        """Open a file for reading, through a mount of its own that is read-only and has no name; raises `OSError`.
 
         No call on the descriptor changes anything of the file, not even its owner's; needs a mount namespace.
-
-        Raises:
-            OSError: the kernel refuses, or the file cannot be opened.
         """
         tree = self.call("open_tree", _AT_FDCWD, os.fsencode(path), _OPEN_TREE_CLONE | os.O_CLOEXEC)
         try:

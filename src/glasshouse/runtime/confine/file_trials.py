@@ -32,12 +32,7 @@ _F_SETLEASE, _F_RDLCK, _F_UNLCK, _F_SET_RW_HINT = 1024, 0, 2, 1036
 
 
 def files(base: str, outside: list[str]) -> list[str]:
-    """Try to read and write files that no rule covers.
-
-    Args:
-        base: the directory that holds workspace and probe.
-        outside: files elsewhere on the machine that exist.
-    """
+    """Try to read and write what no rule covers: the probe in `base`, beside the workspace, and the files `outside`."""
     found = []
     for path in (base + "/probe", *outside):
         for name, flags in (("read", os.O_RDONLY), ("write", os.O_WRONLY)):

@@ -41,11 +41,7 @@ def program(machine: str) -> bytes:
 
 
 def use_up(kernel: Kernel) -> bool:
-    """Start such a program, without arguments, in a child.
-
-    Returns:
-        whether it ran; else the worker may be the first to cause these lines.
-    """
+    """Start such a program, without arguments, in a child; return whether it ran: else the worker may be the first."""
     try:
         image = program(kernel.machine)
         memory = os.memfd_create("glasshouse", os.MFD_CLOEXEC)

@@ -31,11 +31,7 @@ _FILES = {
 
 
 def available_bytes(root: str = "") -> int:
-    """Return how much memory this process and its children may still take, in bytes.
-
-    Args:
-        root: where /proc and /sys lie, for tests.
-    """
+    """Return how many bytes of memory this process and its children may still take; /proc and /sys lie in `root`."""
     least = _UNKNOWN_BYTES
     for line in _lines(root + "/proc/meminfo"):
         if line.startswith("MemAvailable:"):
@@ -106,11 +102,7 @@ def put(score: int) -> None:
 
 
 def lower(kernel: Kernel) -> None:
-    """Lower this process's score to 0, or as far as is permitted; one below 0 stays.
-
-    Raises:
-        OSError: it can be neither read nor set.
-    """
+    """Lower this process's score to 0, or as far as is permitted; one below 0 stays; raises `OSError`."""
     for score in range(0, int(kernel.read(_SCORE)), _STEP):
         try:
             put(score)
@@ -151,11 +143,7 @@ def _counters() -> list[str]:
 
 
 def lock_memory(kernel: Kernel = REAL) -> None:
-    """Keep all pages of this process, present and future, out of swap; a fork has to do it again.
-
-    Raises:
-        OSError: the limit on locked memory is too low, or the kernel refuses.
-    """
+    """Keep all pages of this process, present and future, out of swap; a fork has to do it again; raises `OSError`."""
     for limit in (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]):
         try:
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))

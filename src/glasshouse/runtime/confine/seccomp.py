@@ -70,19 +70,14 @@ def supports(machine: str) -> bool:
 
 
 def install(kernel: Kernel, program: bytes) -> None:
-    """Install a filter in every thread of this process; needs no_new_privs.
-
-    Raises:
-        KernelError: the kernel does not filter, or refuses.
-    """
+    """Install a filter in every thread of this process; needs no_new_privs; raises `KernelError`."""
     kernel.seccomp(program, FLAG_TSYNC | FLAG_SPEC_ALLOW)
 
 
 def agent(machine: str, *, own_pid: int) -> bytes:
     """Return the agent's first filter: it may still build the worker's sandbox and reach the broker.
 
-    Args:
-        own_pid: the only process whose memory it may read: the probes search its own.
+    Its probes search its own memory: `own_pid` is the only process whose memory it may read.
     """
     return _agent(machine, own_pid, syscalls.OTHERS_MEMORY + syscalls.KERNEL_SURFACE).program()
 

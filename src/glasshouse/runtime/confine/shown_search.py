@@ -87,10 +87,9 @@ class Look:
             self.reader = -1
 
     def end(self, *, patience_s: float = 2.0) -> bool:
-        """Kill and reap it, as far as it is still there. May be called twice.
+        """Kill and reap it, as far as it is still there; return whether it is gone. May be called twice.
 
-        Returns:
-            whether it is gone; one that is traced may not be, `patience_s` later.
+        One that is traced may not be, `patience_s` later.
         """
         self.hand_on()
         deadline = time.monotonic() + patience_s

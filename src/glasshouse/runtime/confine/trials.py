@@ -129,8 +129,7 @@ def _refused_at(kind: int, port: object) -> bool:
 def system_calls(kernel: Kernel, *, isolated: bool) -> list[str]:
     """Try in a child the calls that the filter must refuse, with arguments that would otherwise do something.
 
-    Args:
-        isolated: whether only processes of its own are in sight of this one.
+    Those on other processes are left out where none is in sight of this one but its own (`isolated`).
     """
     reader, writer = os.pipe()
     child = os.fork()

@@ -22,8 +22,7 @@ class _Memory(ctypes.Structure):
 def in_sight(*, library: str = LIBRARY, folder: str = "/dev") -> tuple[Gpu, ...]:
     """Return the GPUs that a worker here could use; none where there is no driver or it does not answer.
 
-    Args:
-        folder: where device nodes are; without one the library is not even loaded.
+    Without a device node in `folder` the library is not even loaded.
     """
     if not any(name.startswith("nvidia") and name[6:].isdigit() for name in os.listdir(folder)):  # noqa: PTH208
         return ()
@@ -37,11 +36,7 @@ def in_sight(*, library: str = LIBRARY, folder: str = "/dev") -> tuple[Gpu, ...]
 
 
 def holders(library: str) -> set[int]:
-    """Return the processes that hold memory of any GPU, as the driver numbers them.
-
-    Raises:
-        OSError, AttributeError: the driver is not there or does not answer.
-    """
+    """Return the processes that hold memory of any GPU, by the driver's numbers; raises `OSError`, `AttributeError`."""
     found: set[int] = set()
     with _nvml(library) as nvml:
         questions = nvml.nvmlDeviceGetComputeRunningProcesses_v3, nvml.nvmlDeviceGetGraphicsRunningProcesses_v3

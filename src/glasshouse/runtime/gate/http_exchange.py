@@ -45,12 +45,9 @@ class HttpAnswer:
 
 
 def parse_url(url: str) -> Address:
-    """Read ``http://host:port`` or ``unix:/path``.
+    """Read ``http://host:port`` or ``unix:/path``; raises `PeerError`: `broker-protocol`.
 
     Plain HTTP is what is meant: secrecy and authenticity of the exchange never rest on the transport.
-
-    Raises:
-        PeerError: `broker-protocol`.
     """
     if url.startswith("unix:/") and len(url.encode()) - 5 <= _UNIX_PATH_BYTES and "\x00" not in url:
         return Address(unix_path=url[5:])
@@ -78,11 +75,7 @@ class AnswerReader:
         self._length = -1
 
     def feed(self, data: bytes) -> HttpAnswer | None:
-        """Take more bytes and return the answer once it is whole.
-
-        Raises:
-            PeerError: `broker-protocol`: not this HTTP, or too long.
-        """
+        """Take more bytes and return the answer once it is whole; raises `PeerError`: `broker-protocol`."""
         self._received += data
         if (self._length < 0 and not self._read_head()) or len(self._received) < self._length:
             return None

@@ -42,22 +42,14 @@ _MOST_CALLS = 256
 
 
 class Relay:
-    """The agent's handle on its relay.
-
-    Attributes:
-        worker_end: what the worker is given; closed by `stop`.
-    """
+    """The agent's handle on its relay; `stop` closes `worker_end`, which the worker is given."""
 
     def __init__(self, pid: int, commands: socket.socket, worker_end: socket.socket) -> None:
         self.pid, self.worker_end = pid, worker_end
         self._commands = commands
 
     def listen(self, machine: int) -> None:
-        """Have it listen at the address of this machine.
-
-        Raises:
-            PlatformError: `platform-unsupported`: that address cannot be listened at here.
-        """
+        """Have it listen at the address of this machine; raises `PlatformError`: `platform-unsupported`."""
         try:
             self._commands.send(bytes([machine]))
             answer = self._commands.recv(1)
@@ -80,11 +72,7 @@ class Relay:
 
 
 def start(peers: tuple[str, ...]) -> Relay:
-    """Fork it; call this before the process has a thread or a secret.
-
-    Args:
-        peers: ``host:port`` of every machine, in order; an address of IPv6 in brackets.
-    """
+    """Fork it, before this process has a thread or a secret; `peers` is ``host:port`` of every machine, in order."""
     commands, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     worker_end, calls = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()

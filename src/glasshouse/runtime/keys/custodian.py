@@ -39,11 +39,9 @@ _KEY_PATTERNS = 1 + 3 + 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regions:
-    """The secret memory of a run, which the custodian fills.
+    """The secret memory of a run, which the custodian fills: patterns for the probes, and the grant for the worker.
 
-    Attributes:
-        grant: the asset keys, and the group secret of a job with ranks, for the worker.
-        patterns: for the probes.
+    The grant is the asset keys, and the group secret of a job with ranks.
     """
 
     grant: SecretMemory
@@ -72,11 +70,7 @@ class Regions:
 
 
 class Custodian:
-    """The agent's handle on its custodian.
-
-    Attributes:
-        pid: the process that holds the keys; 0 until it has begun, and once it is gone.
-    """
+    """The agent's handle on its custodian; `pid` is the process that holds the keys, 0 before and after."""
 
     def __init__(self, executed: int, connection: socket.socket, regions: Regions, loop: Loop) -> None:
         self.pid = 0
@@ -126,11 +120,7 @@ class Custodian:
         return cls(executed, ours, regions, loop)
 
     def public(self) -> bytes:
-        """Return the public HPKE key.
-
-        Raises:
-            InternalError: the custodian did not make one.
-        """
+        """Return the public HPKE key; raises `InternalError`: the custodian did not make one."""
         public = self._answer()
         if len(public) != PUBLIC_BYTES:
             raise InternalError(Code.INTERNAL, "the custodian sent no public key")

@@ -74,11 +74,7 @@ class SecretMemory:
         return -(-self.size // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def is_refused_to_readers(self) -> bool:
-        """Try what a reader of this process's memory would do, on the region itself.
-
-        Returns:
-            whether the kernel refused `process_vm_readv`.
-        """
+        """Try `process_vm_readv` on the region, as a reader of this memory would; return whether it was refused."""
         target = bytearray(1)
         anchor = ctypes.c_char.from_buffer(target)
         try:

@@ -47,11 +47,7 @@ class _Listing:
 
 
 def look_before(folder: str = FOLDER, *, now_ns: int) -> Before:
-    """Return the files that are there while the run has no secret yet.
-
-    Args:
-        now_ns: the time by the clock that stamps files; what changed within the second before is left out.
-    """
+    """Return the files that are there before the run has a secret, but what changed in the second before `now_ns`."""
     try:
         files = _look(folder).files
     except OSError:
@@ -98,11 +94,7 @@ def search(finder: Finder, before: Before, folder: str = FOLDER) -> int:
 
 
 def _look(folder: str) -> _Listing:
-    """List the files below a folder that a process of this user may have written.
-
-    Raises:
-        OSError: the folder itself cannot be listed.
-    """
+    """List the files below a folder that this user may have written; raises `OSError` for the folder itself."""
     look, pending = _Listing(), [folder]
     while pending:
         directory = pending.pop()

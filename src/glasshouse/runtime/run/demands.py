@@ -80,8 +80,7 @@ def _advice(report: HardeningReport, lacking: list[str]) -> str:
 def demand_workspace(worker: Worker, least_bytes: int, *, disk: bool) -> None:
     """Demand room for the worker's files, where they have no mount: in memory, or on a disk if the owner allows it.
 
-    Raises:
-        PlatformError: `platform-unsupported`.
+    Raises `PlatformError`: `platform-unsupported`.
     """
     if worker.report is None or worker.report.workspace is not WorkspaceKind.DIRECTORY:
         return

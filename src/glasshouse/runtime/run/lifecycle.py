@@ -56,11 +56,7 @@ DURATION_GRACE_S = 5.0
 
 
 def run_lifecycle(options: AgentOptions, loop: Loop, out: OutDir, processes: Processes, stdin: BinaryIO) -> Ending:
-    """Run the job, and end it whatever came of it.
-
-    Args:
-        stdin: the launch file, up to its end.
-    """
+    """Run the job whose launch file is all of `stdin`, and end it whatever came of it."""
     start_us = process_start_us()
     run = Run(
         options=options,

@@ -35,14 +35,10 @@ def scan_self(
     own: Sequence[SecretMemory],
     between: Callable[[], object] = lambda: None,
 ) -> list[int]:
-    """Return the indices of the needles that are in this process's memory now.
+    """Return the indices of the needles in this process's memory, beside the secret memory `own` that has them.
 
-    Before anything was released this finds needles that are no secret: text that the runtime itself holds.
-
-    Args:
-        needles: what to search for.
-        own: secret memory that holds them.
-        between: called about once a second; a package of many files has tens of thousands of needles.
+    Before anything was released this finds needles that are no secret: text that the runtime itself holds. A package of
+    many files has tens of thousands of needles: `between` is called about once a second.
     """
     views, found = list(needles), []
     for first in range(0, len(views), NEEDLES_AT_ONCE):
@@ -130,11 +126,7 @@ def probe_shared_memory(
 
 
 def probe_swap(*, agent: CheckResult, worker: CheckResult, kernel: Kernel = REAL) -> Probe:
-    """Judge whether anything can have reached a swap device.
-
-    Args:
-        agent, worker: their `no-swap` checks, as they were while the run lasted.
-    """
+    """Judge whether anything can have reached a swap device, by the `no-swap` checks of both while the run lasted."""
     name = "swap"
     try:
         devices = len(kernel.read("/proc/swaps").splitlines()) - 1

@@ -31,11 +31,7 @@ _NONE = "none"
 
 
 def write_receipt(run: Run, ending: Ending, answers: Sequence[Probe]) -> None:
-    """Write how the run ended; nothing where it never had a launch.
-
-    Raises:
-        GlasshouseError: the log or the folder cannot be written.
-    """
+    """Write how the run ended; nothing where it never had a launch; raises `GlasshouseError`."""
     if run.identity is None:
         return
     launch, log, package = run.identity.launch, run.identity.log, run.processes.package

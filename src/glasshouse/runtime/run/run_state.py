@@ -97,11 +97,7 @@ class RunIdentity:
 
 
 class StepTimes:
-    """How long each step of a run took, in microseconds by a clock that cannot be set.
-
-    Args:
-        start_us: when the run began, by CLOCK_BOOTTIME.
-    """
+    """How long each step of a run took, which began at `start_us`: in microseconds of CLOCK_BOOTTIME."""
 
     def __init__(self, start_us: int) -> None:
         self._start_us = start_us
@@ -177,8 +173,7 @@ class Run:
     def stop(self, why: RunError, *, grace_s: float) -> None:
         """End the run because of `why`: a worker that is at work is asked, and given some time.
 
-        Raises:
-            RunError: `why`, at once when there is nothing to wait for, and otherwise from the loop later.
+        `why` is raised at once when there is nothing to wait for, and otherwise from the loop later.
         """
         if self.ending is not None:
             return

@@ -48,11 +48,7 @@ class _Steps:
 
 
 def end_run(run: Run, ending: Ending) -> Ending:
-    """End a run, whatever there is of it; return how it ended with all of this.
-
-    Args:
-        ending: how its work ended.
-    """
+    """End a run whose work ended as `ending`, whatever there is of it; return how it ended with all of this."""
     run.ending = ending
     if run.processes.watchdog is not None:
         # It watches to the end; an alarm from here on changes nothing that could still be done.

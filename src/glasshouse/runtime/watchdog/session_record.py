@@ -101,8 +101,7 @@ class SessionRecord:
 def members(session: int) -> dict[int, int]:
     """Return the processes of a session, that hold anything, each with when it began, in clock ticks.
 
-    Raises:
-        OSError: the system does not list what runs, or a process that runs cannot be read.
+    Raises `OSError`: the system does not list what runs, or a process that runs cannot be read.
     """
     found: dict[int, int] = {}
     for name in os.listdir("/proc"):

@@ -33,11 +33,7 @@ SILENT_S = 3.0
 
 
 class Watchdog:
-    """The agent's handle on its watchdog.
-
-    Attributes:
-        alarm_fd: readable once there is an alarm; `alarm` returns which.
-    """
+    """The agent's handle on its watchdog; once `alarm_fd` is readable, `alarm` returns which alarm there is."""
 
     def __init__(self, pid: int, commands: socket.socket, alarm_fd: int, beat: mmap.mmap, kernel: Kernel) -> None:
         self.pid, self.alarm_fd = pid, alarm_fd
@@ -67,10 +63,9 @@ class Watchdog:
         return self.alive() and self._ask("look") == "clean"
 
     def refuses_readers(self, pid: int) -> bool | None:
-        """Have it try to read a process as any other process of this user could.
+        """Have it try to read a process as any other process of this user could; return whether the kernel refused.
 
-        Returns:
-            whether the kernel refused; None when it could not be tried.
+        None when it could not be tried.
         """
         return {"refused": True, "opened": False}.get(self._ask(f"read {pid}"))
 

@@ -65,11 +65,7 @@ def attempt(kernel: Kernel, spec: Spec, link: int, answer: int) -> None:
 
 
 def run(kernel: Kernel, spec: Spec, link: int, answer: int) -> None:
-    """Do all of it; returns only by raising.
-
-    Raises:
-        MemoryError: the package, which has to be copied here, has no room beside the workspace.
-    """
+    """Do all of it; returns only by raising: `MemoryError` where the package has to be copied here, and has no room."""
     agent = os.pidfd_open(spec.agent_pid)
     kernel.prctl(linux.PR_SET_PDEATHSIG, _signal.SIGKILL)
     if os.getppid() != spec.agent_pid:
@@ -122,11 +118,9 @@ def frame(payload: str) -> bytes:
 
 
 def report(observed: dict[str, bool | None], workspace: str, base: str, notes: list[str]) -> bytes:
-    """Return the `sandbox` frame.
+    """Return the `sandbox` frame: the directory that holds it, and what each check came to.
 
-    Args:
-        observed: check → passed, failed (False) or unavailable (None).
-        base: the directory that holds it.
+    A check has passed, failed (False) or was unavailable (None).
     """
     words = {True: "passed", False: "failed", None: "unavailable"}
     checks = ",".join(f'"{name}":"{words[observed[name]]}"' for name in sorted(observed))

@@ -27,9 +27,7 @@ _WORD_BYTES = 8
 def removed(path: str, *, give_up_s: float = GIVE_UP_S) -> bool:
     """Remove a folder with all that is in it; return whether nothing has that name any more.
 
-    Args:
-        path: the folder; one that is not there, or is a link, is left as it is.
-        give_up_s: after that many seconds the rest stays.
+    One that is not there, or is a link, is left as it is; after `give_up_s` seconds the rest stays.
     """
     deadline = time.monotonic() + give_up_s
     for _ in range(_ATTEMPTS):
@@ -49,8 +47,7 @@ def removed(path: str, *, give_up_s: float = GIVE_UP_S) -> bool:
 def opened(name: str, within: int | None = None) -> int:
     """Open a folder so that it can be listed and emptied, whatever mode and flags its owner gave it; raises `OSError`.
 
-    Args:
-        within: descriptor of the folder that holds it.
+    It lies in the folder of the descriptor `within`, if there is one.
     """
     handle = os.open(name, os.O_PATH | _FOLDER, dir_fd=within)
     try:

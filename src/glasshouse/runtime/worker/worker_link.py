@@ -57,11 +57,7 @@ class WorkerLink:
         loop.watch(connection.fileno(), self._turn)
 
     def send(self, message: Json, descriptors: Sequence[int] = ()) -> None:
-        """Send a control message, with file descriptors beside it.
-
-        Raises:
-            RunError: `worker-killed`: the worker is gone or does not listen.
-        """
+        """Send a control message, with descriptors beside it; raises `RunError`: `worker-killed`: it reads no more."""
         data = frames.control(message)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:

@@ -52,10 +52,7 @@ class ProgressReports:
         self._waiting: messages.Progress | None = None
 
     def offer(self, progress: messages.Progress) -> bool:
-        """Keep a report for the next time that one may leave; return whether it was kept.
-
-        One whose count has not grown, or that counts something else, is left out.
-        """
+        """Keep a report for the next time that one may leave, if its count has grown; return whether it was kept."""
         last = self._last
         if last is not None and (progress.done <= last.done or progress.unit != last.unit):
             return False
@@ -63,11 +60,7 @@ class ProgressReports:
         return True
 
     def take(self, now_us: int) -> messages.Progress | None:
-        """Return the report that leaves now, if there is one and the last one was a second ago.
-
-        Args:
-            now_us: time since the workload began, by the agent's clock.
-        """
+        """Return the report that leaves `now_us` after work began, if there is one and the last was a second before."""
         waiting, last = self._waiting, self._last
         if waiting is None or (last is not None and now_us < last.elapsed_us + PROGRESS_US):
             return None
