@@ -20,19 +20,9 @@ import os
 import resource
 import stat
 
+from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import mounts
-from glasshouse.runtime.kernel import (
-    MS_BIND,
-    MS_NODEV,
-    MS_NOEXEC,
-    MS_NOSUID,
-    MS_PRIVATE,
-    MS_RDONLY,
-    MS_REC,
-    MS_REMOUNT,
-    Kernel,
-    KernelError,
-)
+from glasshouse.runtime.kernel import Kernel, KernelError
 
 BASE = "/run/glasshouse"
 WORK, TEMPORARY, SHARED, PROBE = "work", "tmp", "shm", "probe"
@@ -47,6 +37,7 @@ HIDDEN = (
 # Where the new root is put together; any directory does, and none outside this namespace is touched.
 _SITES = ("/tmp", "/mnt", "/run")  # noqa: S108
 _ROOT_BYTES = 4 << 20
+_NO_SUID_OR_DEVICE = linux.MS_NOSUID | linux.MS_NODEV
 _ETC = {
     "group": "worker:x:{gid}:\n",
     "hosts": "127.0.0.1 localhost\n::ffff:127.0.0.1 localhost\n",
@@ -73,7 +64,7 @@ def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_byte
         OSError: it cannot be done here; this process has the root and the working folder that it had.
         RuntimeError: a mount could not be taken back, or the old root not be let go of: this process can only end.
     """
-    kernel.mount("none", "/", None, MS_REC | MS_PRIVATE)
+    kernel.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
     paths, sources = list[str](), dict[str, int]()
     for path in sorted(set(read)):  # without those that lie inside another
         if not any(mounts.beneath(path, parent) for parent in paths):
@@ -101,7 +92,7 @@ def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_byte
 
 def _assemble(kernel: Kernel, sources: dict[str, int], devices: list[str], workspace_bytes: int) -> None:
     site = next(path for path in _SITES if os.path.isdir(path))
-    kernel.mount("tmpfs", site, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size={_ROOT_BYTES}")
+    kernel.mount("tmpfs", site, "tmpfs", _NO_SUID_OR_DEVICE, f"mode=755,size={_ROOT_BYTES}")
     try:
         # First what can be written: a path to be shown may lie in /tmp.
         _workspace(kernel, site, workspace_bytes)
@@ -109,7 +100,7 @@ def _assemble(kernel: Kernel, sources: dict[str, int], devices: list[str], works
             _show(kernel, path, descriptor, site + path, device=path in devices)
         _proc(kernel, site)
         _furnish(site)
-        kernel.mount("none", site, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+        kernel.mount("none", site, None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | _NO_SUID_OR_DEVICE)
         here = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:
             os.chdir(site)
@@ -126,7 +117,7 @@ def _assemble(kernel: Kernel, sources: dict[str, int], devices: list[str], works
 
 def cover(kernel: Kernel, folder: str) -> None:
     """Mount an empty folder over one that can be passed through but not looked into; raises `OSError`."""
-    kernel.mount("tmpfs", folder, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=555,size=4k")
+    kernel.mount("tmpfs", folder, "tmpfs", linux.MS_RDONLY | _NO_SUID_OR_DEVICE | linux.MS_NOEXEC, "mode=555,size=4k")
 
 
 def _umount(kernel: Kernel, target: str) -> None:
@@ -154,7 +145,7 @@ def _show(kernel: Kernel, path: str, descriptor: int, target: str, *, device: bo
         os.makedirs(target, mode=0o755, exist_ok=True)
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-    kernel.mount(f"/proc/self/fd/{descriptor}", target, None, MS_BIND | MS_REC)
+    kernel.mount(f"/proc/self/fd/{descriptor}", target, None, linux.MS_BIND | linux.MS_REC)
     # Of a device node this keeps mode, owner and times; it is written to all the same.
     kernel.mount_read_only(target, devices=device)
 
@@ -163,16 +154,16 @@ def _proc(kernel: Kernel, site: str) -> None:
     target = site + "/proc"
     os.makedirs(target, mode=0o755, exist_ok=True)
     try:
-        kernel.mount("proc", target, "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        kernel.mount("proc", target, "proc", linux.MS_RDONLY | _NO_SUID_OR_DEVICE | linux.MS_NOEXEC)
     except KernelError:
         # A container that hides parts of /proc forbids a fresh one; the machine's own then shows more processes.
-        kernel.mount("/proc", target, None, MS_BIND | MS_REC)
+        kernel.mount("/proc", target, None, linux.MS_BIND | linux.MS_REC)
         kernel.mount_read_only(target)
     nothing = site + "/nothing"
     os.close(os.open(nothing, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444))
     for name in HIDDEN:
         if os.path.lexists(f"{target}/{name}"):
-            kernel.mount(nothing, f"{target}/{name}", None, MS_BIND)
+            kernel.mount(nothing, f"{target}/{name}", None, linux.MS_BIND)
             kernel.mount_read_only(f"{target}/{name}")
     os.unlink(nothing)
 
@@ -183,13 +174,13 @@ def _workspace(kernel: Kernel, site: str, workspace_bytes: int) -> None:
     # As many names as pages: a file that holds anything takes one. Each name takes memory of the kernel's too.
     options = f"mode=700,size={workspace_bytes},nr_inodes={workspace_bytes // mmap.PAGESIZE}"
     try:
-        kernel.mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, options + ",noswap")
+        kernel.mount("tmpfs", base, "tmpfs", _NO_SUID_OR_DEVICE, options + ",noswap")
     except KernelError:  # before Linux 6.4, or in a user namespace
-        kernel.mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, options)
+        kernel.mount("tmpfs", base, "tmpfs", _NO_SUID_OR_DEVICE, options)
     lay_out(base)
     for name, place in ((TEMPORARY, "/tmp"), (TEMPORARY, "/var/tmp"), (SHARED, "/dev/shm")):  # noqa: S108
         os.makedirs(site + place, mode=0o755, exist_ok=True)
-        kernel.mount(f"{base}/{name}", site + place, None, MS_BIND)
+        kernel.mount(f"{base}/{name}", site + place, None, linux.MS_BIND)
 
 
 def lay_out(base: str) -> None:

@@ -13,17 +13,9 @@ import resource
 import sys
 
 from glasshouse.attestation.hardening import CheckResult, SecretMemoryKind, WorkspaceKind
+from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import core_dumps, memory_limits, mounts, seccomp, trials
-from glasshouse.runtime.kernel import (
-    CAP_DAC_OVERRIDE,
-    CAP_IPC_LOCK,
-    PR_GET_DUMPABLE,
-    PR_SET_DUMPABLE,
-    PR_SET_NO_NEW_PRIVS,
-    REAL,
-    Kernel,
-    KernelError,
-)
+from glasshouse.runtime.kernel import REAL, Kernel, KernelError
 from glasshouse.runtime.keys.secret_memory import SecretMemory
 from glasshouse.runtime.watchdog.watchdog import Watchdog
 from glasshouse.runtime.worker.sandbox import Worker
@@ -45,8 +37,8 @@ def harden_agent(kernel: Kernel = REAL) -> list[str]:
         # While this process is dumpable: only then a user may write its own files in /proc.
         ("oom-score", lambda: memory_limits.lower(kernel)),
         ("core-limit", core_dumps.limit),
-        ("dumpable", lambda: kernel.prctl(PR_SET_DUMPABLE, 0)),
-        ("no-new-privs", lambda: kernel.prctl(PR_SET_NO_NEW_PRIVS, 1)),
+        ("dumpable", lambda: kernel.prctl(linux.PR_SET_DUMPABLE, 0)),
+        ("no-new-privs", lambda: kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)),
         ("memory-lock", lambda: memory_limits.lock_memory(kernel)),
         ("seccomp", lambda: seccomp.install(kernel, seccomp.agent(kernel.machine, own_pid=os.getpid()))),
     ):
@@ -67,7 +59,7 @@ def seal_agent(kernel: Kernel = REAL) -> list[str]:
     notes = []
     try:
         # The folder of sealed outputs may be another user's; locked memory must stay allowed to grow.
-        kernel.drop_capabilities(keep=(CAP_DAC_OVERRIDE, CAP_IPC_LOCK))
+        kernel.drop_capabilities(keep=(linux.CAP_DAC_OVERRIDE, linux.CAP_IPC_LOCK))
     except KernelError:
         notes.append("no-capability-drop")
     try:
@@ -195,7 +187,7 @@ def _agent_filter(kernel: Kernel) -> CheckResult:
 
 def _agent_not_dumpable(kernel: Kernel, watchdog: Watchdog | None) -> CheckResult:
     try:
-        if kernel.prctl(PR_GET_DUMPABLE) != 0:
+        if kernel.prctl(linux.PR_GET_DUMPABLE) != 0:
             return _FAILED
     except KernelError:
         return _UNAVAILABLE

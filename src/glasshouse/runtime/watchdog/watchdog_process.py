@@ -15,15 +15,9 @@ import socket
 import time
 from enum import StrEnum
 
+from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import seccomp
-from glasshouse.runtime.kernel import (
-    PR_SET_DUMPABLE,
-    PR_SET_NO_NEW_PRIVS,
-    PR_SET_PDEATHSIG,
-    Kernel,
-    KernelError,
-    detach,
-)
+from glasshouse.runtime.kernel import Kernel, KernelError, detach
 from glasshouse.runtime.watchdog.process_tree import ProcessTree, TreeState
 
 STOPPED_AGENT_S = 5.0
@@ -71,9 +65,9 @@ class TracerWatch:
         detach({self._agent, self._commands.fileno(), self._alarm})
         signal.set_wakeup_fd(-1)
         for step in (
-            lambda: self._kernel.prctl(PR_SET_DUMPABLE, 0),
-            lambda: self._kernel.prctl(PR_SET_PDEATHSIG, signal.SIGCONT),  # a stopped watchdog wakes and leaves
-            lambda: self._kernel.prctl(PR_SET_NO_NEW_PRIVS, 1),
+            lambda: self._kernel.prctl(linux.PR_SET_DUMPABLE, 0),
+            lambda: self._kernel.prctl(linux.PR_SET_PDEATHSIG, signal.SIGCONT),  # a stopped watchdog wakes and leaves
+            lambda: self._kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1),
             self._kernel.drop_capabilities,
             lambda: seccomp.install(self._kernel, seccomp.worker(self._kernel.machine, isolated=False)),
         ):
