@@ -111,7 +111,7 @@ def test_steps_add_up_and_those_not_reached_are_none() -> None:
     for _ in range(2):
         with lifecycle.step("seal_outputs"):
             time.sleep(0.01)
-    lifecycle.worked(900_000)
+    lifecycle.work_us = 900_000
     told = lifecycle.to_json()
     assert told["attest"] is None
     assert 20_000 <= (told["seal_outputs"] or 0) < 500_000

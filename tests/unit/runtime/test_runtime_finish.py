@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,7 +92,10 @@ class Scene:
         )
         launch, key = launch_for(self.sealed), SigningKey.generate()
         log = EventLog(
-            run_id=launch.run_id, evidence_key=key, clock_us=lambda: time.time_ns() // 1000, sink=self.run.line
+            run_id=launch.run_id,
+            evidence_key=key,
+            clock_us=lambda: time.time_ns() // 1000,
+            sink=partial(self.run.write, self.run.out.event),
         )
         self.run.identity = RunIdentity(launch=launch, token=launch.claims(), evidence_key=key, log=log)
 

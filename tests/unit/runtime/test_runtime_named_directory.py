@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import PlatformError
+from glasshouse.runtime.confine.mounts import MountTable
 from glasshouse.runtime.worker import named_directory, tree_removal
 from tools.forked import in_child
 from tools.machine import needs_root
@@ -129,7 +130,7 @@ class Places:
             Path(path).mkdir()
             lines.append(f"{30 + number} 20 0:{number + 2} / {path} rw - tmpfs tmpfs rw")
         table = "\n".join(lines).encode()
-        monkeypatch.setattr(named_directory, "_read", lambda _path: table)
+        monkeypatch.setattr(MountTable, "read", lambda _kernel: MountTable(table))
         monkeypatch.setattr(named_directory, "_free_bytes", self.free_bytes)
         monkeypatch.setattr(named_directory, "_SHARED", str(folder / "shm"))
         monkeypatch.setenv("TMPDIR", str(folder / "disk"))

@@ -22,7 +22,7 @@ _COOKIES = "/proc/sys/net/ipv4/tcp_syncookies"  # of this process's network name
 
 def raise_up() -> None:
     """Bring `lo` up, which gives it 127.0.0.1 and ::1; raises `OSError`."""
-    _set(_NAME, _flags(_NAME) | _IFF_UP)
+    _ask(_SIOCSIFFLAGS, _NAME, _flags(_NAME) | _IFF_UP)
 
 
 def keep_quiet() -> None:
@@ -34,7 +34,7 @@ def keep_quiet() -> None:
 def controllable() -> bool:
     """Return whether this process could still change the network: to be tried when it may no longer."""
     try:
-        _set(_NAME, _flags(_NAME))
+        _ask(_SIOCSIFFLAGS, _NAME, _flags(_NAME))
     except OSError:
         return False
     return True
@@ -49,10 +49,6 @@ def strays(kernel: Kernel) -> list[str]:
 
 def _flags(name: str) -> int:
     return int.from_bytes(_ask(_SIOCGIFFLAGS, name, 0)[_NAME_BYTES : _NAME_BYTES + 2], "little")
-
-
-def _set(name: str, flags: int) -> None:
-    _ask(_SIOCSIFFLAGS, name, flags)
 
 
 def _ask(request: int, name: str, flags: int) -> bytes:

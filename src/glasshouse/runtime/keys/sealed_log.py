@@ -85,9 +85,21 @@ class SealedLog:
             return
         filled, self._filled = self._filled, 0
         try:
-            self._seal(self._buffer[:filled])
+            file = SealedFile(
+                self._out,
+                self._sealing,
+                folder="log",
+                sequence=self._sequence,
+                name=f"log-{self._sequence:04d}",
+                kind="log",
+                chunk_bytes=SEGMENT_BYTES,
+            )
+            file.update(self._buffer[:filled])
+            segment = file.finish()
         finally:
             self.memory.wipe()
+        self._sequence += 1
+        self._sealed(segment)
 
     def wipe(self) -> None:
         """Zero the buffer."""
@@ -124,31 +136,12 @@ class SealedLog:
         elif self._filled == SEGMENT_BYTES:
             self.flush()
         elif self._timer is None:
-            self._timer = self._loop.after(self._wait_s, self._due)
+            self._timer = self._loop.after(self._wait_s, self.flush)
             # Early segments come soon, for the owner who watches; later ones cost less.
             self._wait_s = min(2 * self._wait_s, _LONGEST_WAIT_S)
-
-    def _due(self) -> None:
-        self._timer = None
-        self.flush()
 
     def _end(self, descriptor: int) -> None:
         self._open.discard(descriptor)
         self._loop.unwatch(descriptor)
         with interrupted():
             os.close(descriptor)
-
-    def _seal(self, text: memoryview) -> None:
-        file = SealedFile(
-            self._out,
-            self._sealing,
-            folder="log",
-            sequence=self._sequence,
-            name=f"log-{self._sequence:04d}",
-            kind="log",
-            chunk_bytes=SEGMENT_BYTES,
-        )
-        file.update(text)
-        segment = file.finish()
-        self._sequence += 1
-        self._sealed(segment)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -36,12 +36,7 @@ class Finding:
 
     def to_json(self) -> dict[str, Json]:
         """Return the finding as it is sent and printed."""
-        return {
-            "consequence": self.consequence,
-            "feature": self.feature,
-            "standing": self.standing.value,
-            "value": self.value,
-        }
+        return asdict(self)
 
 
 def equipment(kernel: Kernel, *, devices: Path, library: str, place: Path) -> list[Finding]:

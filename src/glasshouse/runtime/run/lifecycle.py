@@ -70,7 +70,7 @@ def run_lifecycle(options: AgentOptions, loop: Loop, out: OutDir, processes: Pro
     try:
         install_interrupts(run)
         launch, key = _read_launch(run, stdin), SigningKey.generate()
-        log = EventLog(run_id=launch.run_id, evidence_key=key, clock_us=now_us, sink=run.line)
+        log = EventLog(run_id=launch.run_id, evidence_key=key, clock_us=now_us, sink=partial(run.write, out.event))
         run.identity = identity = RunIdentity(launch=launch, token=launch.claims(), evidence_key=key, log=log)
         if processes.error is not None:
             raise processes.error
@@ -232,7 +232,7 @@ def _attest(run: Run, identity: RunIdentity, manifest: Manifest, hpke_public: by
         identity.log,
         broker_public=launch.broker_public,
         evidence_public=key.public,
-        countersigned=run.countersigned,
+        countersigned=partial(run.write, run.out.head),
         trouble=lambda code: run.notice(code.value),
         lease_s=ear.lease_s,
     )
@@ -295,7 +295,7 @@ def _work(run: Run) -> None:
     try:
         run.loop.run_until(lambda: session.stage is Stage.FINISHED)
     finally:
-        run.times.worked(run.times.now_us() - begun_us)
+        run.times.work_us = run.times.now_us() - begun_us
     session.wait_for_end(within_s=EXIT_PATIENCE_S)
     session.end()  # whatever still lives could write to the log for as long as it likes
     with run.times.step("seal_outputs"):

@@ -29,6 +29,7 @@ from glasshouse.runtime.keys.sealed_log import SealedLog
 from glasshouse.runtime.keys.shared_files import Before
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.run.start_processes import Processes
+from glasshouse.runtime.watchdog.session_record import Process
 from glasshouse.runtime.worker.worker_messages import OutputBegins
 from glasshouse.runtime.worker.worker_session import Stage, WorkerSession
 from glasshouse.wire.signing import SigningKey
@@ -54,9 +55,7 @@ def have(value: _T | None) -> _T:
 
 def process_start_us() -> int:
     """Return when this process was started, in microseconds of CLOCK_BOOTTIME; to a hundredth of a second."""
-    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123
-        fields = file.read().rpartition(b")")[2].split()
-    return int(fields[19]) * 1_000_000 // os.sysconf("SC_CLK_TCK")
+    return Process.of(os.getpid()).started * 1_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +101,7 @@ class StepTimes:
     def __init__(self, start_us: int) -> None:
         self._start_us = start_us
         self._took: dict[str, int] = {}
-        self._work_us = 0
+        self.work_us = 0  # for how long the workload itself ran
 
     @staticmethod
     def now_us() -> int:
@@ -123,16 +122,12 @@ class StepTimes:
         finally:
             self._took[name] += self.now_us() - begun
 
-    def worked(self, elapsed_us: int) -> None:
-        """Record for how long the workload itself ran."""
-        self._work_us = elapsed_us
-
     def to_json(self) -> dict[str, int | None]:
         """Return every step of a receipt, None where it was not reached.
 
         `total` is everything but the workload itself: what protection costs, whatever the job.
         """
-        total = self.now_us() - self._start_us - self._work_us + self._took.get("seal_outputs", 0)
+        total = self.now_us() - self._start_us - self.work_us + self._took.get("seal_outputs", 0)
         return {**{name: self._took.get(name) for name in LIFECYCLE}, "total": max(0, total)}
 
 
@@ -198,15 +193,8 @@ class Run:
         if self.identity is not None and self.identity.log.state is not State.ZEROIZED:
             self.record(EventType.NOTICE, {"code": code, "value": None})
 
-    def line(self, line: bytes) -> None:
-        """Write a line of the log."""
-        self._write(self.out.event, line)
-
-    def countersigned(self, head: bytes) -> None:
-        """Keep a countersigned head beside the log."""
-        self._write(self.out.head, head)
-
-    def _write(self, write: Callable[[bytes], None], line: bytes) -> None:
+    def write(self, write: Callable[[bytes], None], line: bytes) -> None:
+        """Write a line of the log, or a countersigned head beside it."""
         try:
             write(line)
         except RunError:

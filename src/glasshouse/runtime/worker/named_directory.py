@@ -8,7 +8,7 @@ use, in whatever container that may be. Versions before held no lock: for theirs
 """
 
 # pathlib costs 30 ms at every start, when nothing is compiled beforehand.
-# ruff: noqa: PTH102, PTH106, PTH112, PTH116, PTH123
+# ruff: noqa: PTH102, PTH106, PTH112, PTH116
 from __future__ import annotations
 
 import fcntl
@@ -16,11 +16,11 @@ import os
 
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.confine import memory_limits
+from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.watchdog.session_record import Process
 
 _PREFIX = "glasshouse-ws-"
 _TRIES = 3
-_MOUNTS = "/proc/self/mountinfo"
 _MEMORY = "tmpfs"
 _SHARED = "/dev/shm"  # noqa: S108
 _OF_THE_KERNEL = ("/dev/", "/proc/", "/sys/")
@@ -73,7 +73,7 @@ def room(path: str) -> tuple[bool, int]:
     from glasshouse.runtime.confine import mounts
 
     try:
-        mount = mounts.MountTable(_read(_MOUNTS)).at(os.path.realpath(path))
+        mount = mounts.MountTable.read(REAL).at(os.path.realpath(path))
         return mount is not None and mount.kind == _MEMORY, _free_bytes(path)
     except (OSError, ValueError):
         return False, 0
@@ -166,7 +166,7 @@ def _in_memory() -> list[str]:
     from glasshouse.runtime.confine import mounts
 
     try:
-        places = mounts.MountTable(_read(_MOUNTS)).places(_MEMORY)
+        places = mounts.MountTable.read(REAL).places(_MEMORY)
     except (OSError, ValueError):
         return []  # no Linux, or no table
     own = [place for place in places if place == _SHARED or not (place + "/").startswith(_OF_THE_KERNEL)]
@@ -185,11 +185,6 @@ def _free_bytes(path: str) -> int:
         return 0
     # One without a limit of its own reports no blocks at all.
     return found.f_bavail * found.f_frsize if found.f_blocks else memory_limits.available_bytes()
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def _begun(pid: str) -> str:
