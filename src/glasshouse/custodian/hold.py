@@ -29,13 +29,9 @@ __all__ = ["RecipientKey", "serve"]
 
 
 def serve(make_key: Callable[[], RecipientKey] = RecipientKey.generate) -> None:
-    """Answer the agent's one request; the process ends when this returns.
+    """Answer the agent's one request, with a key of `make_key`; the process ends when this returns.
 
-    Args:
-        make_key: makes the run's HPKE key.
-
-    Raises:
-        OSError, ValueError: the agent has ended, or a descriptor is not what it has to be.
+    Raises `OSError` or `ValueError`: the agent has ended, or a descriptor is not what it has to be.
     """
     granted, region = map(_mapped, _receive_regions())
     patterns = ResiduePatterns(region)

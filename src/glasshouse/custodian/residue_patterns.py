@@ -38,11 +38,7 @@ def is_distinctive(window: bytes | bytearray | memoryview) -> bool:
 
 
 class ResiduePatterns:
-    """The patterns in one region of secret memory.
-
-    Args:
-        view: the region, writable; its first four bytes are zero when it holds none.
-    """
+    """The patterns in one writable region of secret memory; its first four bytes are zero when it holds none."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view

@@ -19,18 +19,10 @@ from glasshouse.runtime.run.start_processes import start_processes
 from glasshouse.wire.canonical import encode
 
 
-def main(
-    argv: Sequence[str],
-    stdin: BinaryIO,
-    *,
-    custodian: str | None = None,
-    look: Look | None = None,
-) -> int:
-    """Run one job; returns the exit code.
+def main(argv: Sequence[str], stdin: BinaryIO, *, custodian: str | None = None, look: Look | None = None) -> int:
+    """Run the job of the launch file on `stdin`; return the exit code.
 
     Args:
-        argv: arguments without the program's name.
-        stdin: the launch file, up to its end.
         custodian: the program that is executed as custodian, for tests that must have its key; None for our own.
         look: the search beneath what the worker is shown, if one was started.
     """

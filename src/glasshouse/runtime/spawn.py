@@ -27,12 +27,7 @@ def spawn(
 ) -> int:
     """Start a program and return its process id; raises `OSError`.
 
-    Args:
-        argv: the program's path, and its arguments.
-        environment: its whole environment.
-        descriptors: what it gets as its descriptors 0, 1, 2 and so on.
-        blocked: the signals that are blocked in it.
-        defaults: the signals whose handling is the default in it.
+    It gets `descriptors` as its 0, 1, 2 and so on; signals of `blocked` are blocked, those of `defaults` as by default.
     """
     # Out of the way of the numbers that they get.
     spare = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _FIRST_SPARE_FD) for one in descriptors]

@@ -35,14 +35,10 @@ _VISIBLE = (b"hidepid=0", b"hidepid=off")
 
 
 class Mount:
-    """One line of the table.
+    """One line of the table: a mount at `place`, on the one with the number `parent`.
 
-    Attributes:
-        number, parent: of this mount, and of the one that it is mounted on.
-        options: of its file system, as ``rw``.
-        place: its path.
-        kind: of its file system, as the kernel calls it, without a subtype that its server chose.
-        remote: whether something besides this kernel may answer there.
+    Its `kind` is the kernel's word, without a subtype that its server chose; where it is `remote`, something besides
+    this kernel may answer.
     """
 
     __slots__ = ("kind", "number", "options", "parent", "place", "remote")

@@ -86,17 +86,12 @@ class Custodian:
     def start(
         cls, loop: Loop, package: int, regions: Regions, *, pycache_prefix: str, program: str = PROGRAM
     ) -> Custodian:
-        """Execute the custodian; call this before the process has any thread.
+        """Execute the custodian, before this process has any thread; raises `PlatformError`: `platform-unsupported`.
 
         Args:
-            loop: where its answers are waited for.
             package: descriptor of the package, opened once, by the agent.
-            regions: what the custodian fills.
             pycache_prefix: an empty private directory for its interpreter.
             program: the file that it executes.
-
-        Raises:
-            PlatformError: `platform-unsupported`: it cannot be started.
         """
         options = ("-I", "-S", "-B", "-X", f"pycache_prefix={pycache_prefix}")
         specs = ((name, find_spec(name)) for name in _PACKAGES)
@@ -127,12 +122,7 @@ class Custodian:
         return public
 
     def open(self, *, sealed_key: bytes, info: bytes, manifest_sha256: bytes, group: Group | None = None) -> Opened:
-        """Have the release opened, and wait until the custodian is gone.
-
-        Args:
-            sealed_key, info: from the checked release.
-            manifest_sha256: of the package that the release is for.
-            group: of a job with ranks, whose secret is derived beside the asset keys.
+        """Have the release opened (see `Request`), and wait until the custodian is gone.
 
         Raises:
             PeerError: `release-invalid`: what was released does not open, or is not this package's key.

@@ -64,13 +64,9 @@ def search_self(needles: Iterable[memoryview], *, own: Sequence[SecretMemory], k
 
 
 class Finder:
-    """Searches what is put into its buffer, piece by piece; `close` wipes the buffer.
+    """Searches what is put into its buffer `view`, piece by piece; `close` wipes the buffer.
 
-    Attributes:
-        view: the buffer; fill it from `kept` on, then call `search`.
-        found: indices of the needles found so far.
-        searched_bytes: how much was put in.
-        needles: how many there are.
+    `found` has the indices of those of the `needles` (how many there are) that were found so far.
     """
 
     def __init__(self, needles: Iterable[memoryview], *, kernel: Kernel = REAL) -> None:

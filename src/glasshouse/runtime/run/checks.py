@@ -72,12 +72,7 @@ def seal_agent(kernel: Kernel = REAL) -> list[str]:
 def observe_agent(
     *, kernel: Kernel = REAL, watchdog: Watchdog | None, secret: SecretMemory | None
 ) -> dict[str, CheckResult]:
-    """Observe this process.
-
-    Args:
-        watchdog: None fails `watched`.
-        secret: the secret memory in use, on which a reader is tried; None fails `secret-memory`.
-    """
+    """Observe this process, and try a reader on the secret memory in use; None fails `watched`, or `secret-memory`."""
     names = [*_STARTED_WITH, *os.environ]
     return {
         "core-limit-zero": _passed(core_dumps.closed(kernel, resource.getrlimit(resource.RLIMIT_CORE))),
@@ -98,10 +93,7 @@ def observe_worker(
 ) -> dict[str, CheckResult]:
     """Observe the worker, and the init above it, once it is ready, and again before it is given anything.
 
-    Args:
-        worker: confirmed; what its launcher tried is in its report.
-        watchdog: None fails `watched`.
-        secret: the kind of memory that it will be given.
+    It is confirmed, and what its launcher tried is in its report; `secret` is of the kind that it will be given.
     """
     pid, report = worker.pid, worker.report
     if pid is None or report is None:

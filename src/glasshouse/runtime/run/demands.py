@@ -20,8 +20,7 @@ _FILES = {"worker.landlock", "worker.metadata-closed"}
 def demand_launch(run: Run, identity: RunIdentity, manifest: Manifest) -> None:
     """Demand that the package is the one of this launch, its owner delegated to this broker, and the ranks fit.
 
-    Raises:
-        GlasshouseError: they do not, or the relay cannot listen.
+    Raises `GlasshouseError`: they do not, or the relay cannot listen.
     """
     group = identity.token.group
     if run.options.ranks != (None if group is None else group.ranks):

@@ -46,12 +46,7 @@ _EXPOSED = (
 def examine(
     kernel: Kernel = REAL, *, devices: Path = Path("/dev"), library: str = gpus.LIBRARY, place: Path = Path()
 ) -> list[Finding]:
-    """Look at this machine; takes some milliseconds.
-
-    Args:
-        devices: where device nodes are.
-        place: where packages and outputs would lie; the working folder.
-    """
+    """Look at this machine, and at `place`, where packages and outputs would lie; takes some milliseconds."""
     workspace = _workspace(kernel)
     offered = [
         _system(kernel),

@@ -55,12 +55,9 @@ def probe_memory(
     needle_memory: SecretMemory,
     kernel: Kernel = REAL,
 ) -> Probe:
-    """Search this process for needles.
+    """Search this process for needles, which lie in `needle_memory`; none at all is `unverifiable`, not clean.
 
-    Args:
-        needles: what to search for; none at all is `unverifiable`, not clean.
-        wiped: secret memory that must be zero by now.
-        needle_memory: where the needles are; wiped by the caller afterwards.
+    The secret memory of `wiped` must be zero by now; the caller wipes the needles' afterwards.
     """
     name, views = "agent-memory", list(needles)
     if not all(secret.is_zero() for secret in wiped):
@@ -104,11 +101,9 @@ def probe_workspace(worker: Worker | None, *, kernel: Kernel = REAL) -> Probe:
 def probe_shared_memory(
     needles: Iterable[memoryview], *, before: Before, folder: str = shared_files.FOLDER, kernel: Kernel = REAL
 ) -> Probe:
-    """Search the files in the machine's shared memory that this run may have written, for needles.
+    """Search the files in shared memory that this run may have written, for needles; none is `unverifiable`, not clean.
 
-    Args:
-        needles: what to search for; none at all is `unverifiable`, not clean.
-        before: what was there before anything was released; empty where the worker could map what it did not make.
+    Left out is what was there `before` anything was released: nothing where the worker could map what it did not make.
     """
     name = "shared-memory"
     with Finder(needles, kernel=kernel) as finder:

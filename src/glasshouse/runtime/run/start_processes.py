@@ -54,12 +54,9 @@ class Processes:
 
 
 def start_processes(options: AgentOptions, loop: Loop, custodian: str | None, look: Look | None) -> Processes:
-    """Harden this process and start the others.
+    """Harden this process and start the others, with `custodian` executed as custodian; None for our own program.
 
-    Args:
-        loop: where the custodian's answers are waited for.
-        custodian: the program that is executed as custodian; None for our own.
-        look: the search beneath what the worker is shown, if one was started; it becomes the worker's, or is ended.
+    The search beneath what the worker is shown (`look`) becomes the worker's, or is ended.
     """
     found = Processes()
     try:

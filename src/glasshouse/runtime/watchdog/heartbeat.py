@@ -22,12 +22,9 @@ _SILENT_LOOKS = 3
 
 
 class Heartbeat:
-    """Looks at a watchdog every second.
+    """Looks at a watchdog every second, and calls `alive` with the seconds since the look before, where all is well.
 
-    Args:
-        gone: called once, from the loop, when the watchdog has ended, is stopped or traced, or has not looked
-            at what it watches for several seconds.
-        alive: called with each look that finds all well, with the seconds since the one before.
+    `gone` is called once, when it has ended, is stopped or traced, or has not looked itself for several seconds.
     """
 
     def __init__(

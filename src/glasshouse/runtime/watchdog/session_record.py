@@ -47,17 +47,11 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionRecord:
-    """A session that was there once.
+    """A session that was there once."""
 
-    Attributes:
-        session: its number, which was its first process's.
-        started: when that process began, in clock ticks.
-        boot, namespace: of the machine, and of processes, in which both are so.
-    """
-
-    session: int
-    started: int
-    boot: str
+    session: int  # its number, which was its first process's
+    started: int  # when that process began, in clock ticks
+    boot: str  # of the machine, and the namespace of processes, in which both are so
     namespace: str
 
     @classmethod

@@ -39,13 +39,9 @@ class Alarm(StrEnum):
 
 
 class TracerWatch:
-    """One watchdog; made in its own process.
+    """One watchdog of the process `agent_pid`, whose pidfd is `agent`; made in its own process.
 
-    Args:
-        agent_pid, agent: the process that it watches, by number and by pidfd.
-        commands: its end of the socket to the agent.
-        alarm: where it writes alarms.
-        beat: shared memory for the time of its last look.
+    It writes to `alarm` what it saw, and to `beat`, which is shared memory, the time of its last look.
     """
 
     def __init__(

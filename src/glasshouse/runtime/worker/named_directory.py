@@ -44,10 +44,8 @@ class NamedDirectory:
 def make(parents: list[str] | None = None, *, least_bytes: int = 0, disk: bool = False) -> NamedDirectory:
     """Make an empty directory, readable by this user alone, in memory where there is; raises `PlatformError`.
 
-    Args:
-        parents: where it may lie, the best first; by default what this machine has.
-        least_bytes: what shall have room in it.
-        disk: whether, where memory has less, it had better lie on the disk.
+    It lies in the first of `parents` that can be, by default of what this machine has; where memory has less room than
+    `least_bytes`, rather on the disk, if `disk` permits it.
     """
     name = f"{_PREFIX}{os.getpid()}-{_begun(str(os.getpid()))}-"
     if parents is None:

@@ -30,11 +30,7 @@ _DRAIN_S = 5.0
 class WorkerLink:
     """The agent's end of the control socket.
 
-    Args:
-        connection: the agent's end; this object owns it from now on.
-        on_message: called with each control message.
-        on_data: called with each data frame's payload, valid until it returns.
-        on_closed: called once when the worker's end is closed.
+    It owns `connection`. What `on_data` is called with is valid until that returns; `on_closed` is called once.
     """
 
     def __init__(
