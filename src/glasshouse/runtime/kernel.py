@@ -153,18 +153,6 @@ class Kernel:
         except KernelError:
             return 0
 
-    def landlock_create(self, attributes: bytes) -> int:
-        """Create a ruleset and return its descriptor."""
-        return self.call("landlock_create_ruleset", attributes, len(attributes), 0)
-
-    def landlock_add(self, ruleset: int, kind: int, attributes: bytes) -> None:
-        """Add a rule to a ruleset."""
-        self.call("landlock_add_rule", ruleset, kind, attributes, 0)
-
-    def landlock_restrict(self, ruleset: int) -> None:
-        """Restrict this process by a ruleset, for good."""
-        self.call("landlock_restrict_self", ruleset, 0)
-
     def drop_capabilities(self, keep: tuple[int, ...] = ()) -> None:
         """Give up every capability but those of `keep`, also those that an exec as root would bring back."""
         kept = self._capabilities(b"CapPrm:") & sum(1 << capability for capability in keep)

@@ -7,6 +7,7 @@ import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,16 +30,20 @@ class Recording(Kernel):
     def landlock_abi(self) -> int:
         return self.abi
 
-    def landlock_create(self, attributes: bytes) -> int:
-        self.rulesets.append(attributes)
-        return os.open(os.devnull, os.O_RDONLY)
-
-    def landlock_add(self, ruleset: int, kind: int, attributes: bytes) -> None:
-        allowed, descriptor = struct.unpack("<Qi", attributes)
-        self.rules.append((str(Path(f"/proc/self/fd/{descriptor}").readlink()), allowed))
-
-    def landlock_restrict(self, ruleset: int) -> None:
-        self.restricted = True
+    def call(self, name: str, *arguments: Any) -> int:
+        match name, *arguments:
+            case "landlock_create_ruleset", attributes, length, 0:
+                assert len(attributes) == length
+                self.rulesets.append(attributes)
+                return os.open(os.devnull, os.O_RDONLY)
+            case "landlock_add_rule", _ruleset, 1, attributes, 0:
+                allowed, descriptor = struct.unpack("<Qi", attributes)
+                self.rules.append((str(Path(f"/proc/self/fd/{descriptor}").readlink()), allowed))
+            case "landlock_restrict_self", _ruleset, 0:
+                self.restricted = True
+            case _:
+                raise AssertionError(name)
+        return 0
 
 
 @pytest.mark.parametrize(
@@ -84,8 +89,10 @@ def test_a_kernel_without_landlock_restricts_nothing_and_says_so() -> None:
 
 def test_a_kernel_that_has_it_and_refuses_is_an_error_and_not_an_absence() -> None:
     class Refusing(Recording):
-        def landlock_restrict(self, ruleset: int) -> None:
-            raise KernelError("landlock_restrict_self", errno.E2BIG)
+        def call(self, name: str, *arguments: Any) -> int:
+            if name == "landlock_restrict_self":
+                raise KernelError(name, errno.E2BIG)
+            return super().call(name, *arguments)
 
     with pytest.raises(KernelError, match="landlock_restrict_self"):
         landlock.restrict(Refusing(7), read=[], write=[], devices=[], names=[])

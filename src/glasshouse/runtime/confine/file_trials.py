@@ -69,14 +69,11 @@ def kernel_files(names: tuple[str, ...]) -> list[str]:
 
 
 def metadata(kernel: Kernel, *, package: int | None, paths: list[str]) -> list[str]:
-    """Try to leave something on a disk beside what files hold.
+    """Try to leave something on a disk beside what files hold; return what succeeded, as ``package-times`` or ``sync``.
 
     Args:
         package: the descriptor that the worker will be handed; None where it is handed none.
         paths: what the worker can see of the machine: files, folders and device nodes.
-
-    Returns:
-        what succeeded, as ``package-times``, ``shown-attribute`` or ``sync``.
     """
     found = {f"stdio-{how}" for descriptor in (0, 1, 2) for how in _left_on(kernel, descriptor)}
     found |= {f"shown-{how}" for path in paths if os.path.lexists(path) for how in _left_at(kernel, path)}
@@ -99,12 +96,8 @@ def metadata(kernel: Kernel, *, package: int | None, paths: list[str]) -> list[s
 def ways_out(found: list[tuple[str, str]], *, private_root: bool) -> list[str]:
     """Try what was found beneath all that is shown (`shown_search.search`), and look for other processes' roots.
 
-    Args:
-        found: kinds and paths.
-        private_root: whether names lead only to what is shown.
-
-    Returns:
-        what the worker can reach, in small words. Where it was found goes to the log, which only the owner reads.
+    Return what the worker can reach, in small words. Where it was found goes to the log, which only the owner reads.
+    With a private root, names lead only to what is shown.
     """
     reached = [(kind, path) for kind, path in found if _is_reached(kind, path)]
     if private_root:

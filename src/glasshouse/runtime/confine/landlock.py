@@ -55,7 +55,7 @@ def restrict(
         attributes += (0 if tcp else _NET_RIGHTS).to_bytes(8, "little")
     if abi >= _SCOPE_ABI:
         attributes += _SCOPES.to_bytes(8, "little")
-    ruleset = kernel.landlock_create(attributes)
+    ruleset = kernel.call("landlock_create_ruleset", attributes, len(attributes), 0)
     try:
         for paths, allowed in (
             (read, _EXECUTE | _READ_FILE | _READ_DIR),
@@ -65,7 +65,7 @@ def restrict(
         ):
             for path in paths:
                 _allow(kernel, ruleset, path, allowed & handled)
-        kernel.landlock_restrict(ruleset)
+        kernel.call("landlock_restrict_self", ruleset, 0)
     finally:
         os.close(ruleset)
     return abi
@@ -78,7 +78,7 @@ def _allow(kernel: Kernel, ruleset: int, path: str, allowed: int) -> None:
             allowed &= _FILE_RIGHTS
         attributes = allowed.to_bytes(8, "little") + descriptor.to_bytes(4, "little")
         try:
-            kernel.landlock_add(ruleset, _PATH_BENEATH, attributes)
+            kernel.call("landlock_add_rule", ruleset, _PATH_BENEATH, attributes, 0)
         except KernelError as error:
             raise KernelError(f"landlock rule for {path}", error.errno or 0) from error
     finally:

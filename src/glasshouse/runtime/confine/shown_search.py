@@ -58,11 +58,8 @@ class Look:
     """A process that looks at everything beneath some paths, seen from the process that started it.
 
     It is forked, executes nothing and holds nothing but its end of a socket: unlike a pipe, that is opened by no name
-    beneath /proc, so that no other process can answer in its place.
-
-    Attributes:
-        paths: what is looked beneath.
-        reader: descriptor that the answer is read from (`answer`); -1 once it was handed on.
+    beneath /proc, so that no other process can answer in its place. `reader` is the descriptor that the answer is read
+    from (`answer`); -1 once it was handed on.
     """
 
     def __init__(self, paths: tuple[str, ...], pid: int, reader: int) -> None:

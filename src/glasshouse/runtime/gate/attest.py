@@ -55,7 +55,6 @@ def attest(
     evidence_key: SigningKey,
     attester: Callable[[Challenge, int], tuple[Claims, tuple[Blob, ...]]],
     sent: Callable[[bytes], None],
-    deadline_s: float = DEADLINE_S,
 ) -> tuple[bytes, CheckedRelease]:
     """Obtain a release; return the evidence that was accepted, and the release for it.
 
@@ -64,14 +63,13 @@ def attest(
         evidence_key: signs the evidence, with the launch key.
         attester: makes the claims for a challenge at a time, and collects what hardware attests of them.
         sent: called with each evidence message before it leaves for the first time.
-        deadline_s: for how long silence is put up with.
 
     Raises:
         RefusedError: the gate refused, or the challenge was used up each time until the deadline.
         PeerError: `broker-unreachable` at the deadline; `broker-protocol`, `broker-untrusted` or
             `release-invalid` when its answer fails its checks, or when it never comes to an end of waiting.
     """
-    give_up_s, wait_s = loop.now_s() + deadline_s, _FIRST_RETRY_S
+    give_up_s, wait_s = loop.now_s() + DEADLINE_S, _FIRST_RETRY_S
     asking, exchange = b"", None
     while True:
         try:

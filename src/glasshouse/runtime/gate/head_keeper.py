@@ -43,10 +43,6 @@ class HeadKeeper:
         countersigned: called with each countersigned head's bytes.
         trouble: called with the code of each kind of trouble, once per kind.
         lease_s: how long the run may go on without contact.
-
-    Attributes:
-        last: the last countersigned head, or None.
-        last_signed: the same head as this run signed it.
     """
 
     def __init__(
@@ -73,8 +69,8 @@ class HeadKeeper:
         self._met: set[Code] = set()
         self._rejections = 0
         self._timers: dict[str, Timer] = {}
-        self.last: CountersignedHead | None = None
-        self.last_signed = b""
+        self.last: CountersignedHead | None = None  # the last countersigned head
+        self.last_signed = b""  # the same head as this run signed it
         self._renew_lease(loop.now_s())
         self.publish()
 

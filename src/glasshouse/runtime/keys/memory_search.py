@@ -53,7 +53,7 @@ def search_self(needles: Iterable[memoryview], *, own: Sequence[SecretMemory], k
             for `is_zero`.
     """
     with Finder(needles, kernel=kernel) as finder:
-        left_out = [finder.buffer_range]
+        left_out = [(finder.place, finder.place + len(finder.view))]
         left_out += [(secret.address, secret.address + secret.mapped_bytes) for secret in own]
         unreadable = 0
         if finder.needles:
@@ -82,10 +82,6 @@ class Finder:
         self.needles = len(self._anchors)
         self.found: set[int] = set()
         self.searched_bytes = 0
-
-    @property
-    def buffer_range(self) -> tuple[int, int]:
-        return self.place, self.place + len(self.view)
 
     def search(self, count: int) -> bool:
         """Search the first `count` bytes of the buffer; returns whether anything was found so far."""

@@ -29,14 +29,9 @@ _FULL = b"\n[the log is full: what follows was not kept]\n"
 
 
 class SealedLog:
-    """Collects the worker's standard output and error.
+    """Collects the worker's standard output and error, whose read ends it owns from now on.
 
-    Args:
-        descriptors: the read ends of both streams; owned by this object from now on.
-        sealed: called with each closed segment.
-
-    Attributes:
-        memory: where text waits to be sealed; zero after `wipe`.
+    Text waits in `memory`, which is zero after `wipe`; `sealed` is called with each closed segment.
     """
 
     def __init__(

@@ -18,19 +18,10 @@ from glasshouse.runtime.kernel import MADV_DONTDUMP, REAL, Kernel, KernelError
 
 
 class SecretMemory:
-    """One region of shared memory for secrets.
+    """One region of shared memory for secrets: `view`, writable, of exactly `size` bytes, zero at first.
 
-    Args:
-        size: in bytes; rounded up to whole pages by the kernel, `view` has exactly `size`.
-        kernel: where it comes from.
-
-    Attributes:
-        view: the region, writable, zero at first.
-        fd: its descriptor, closed on exec; another process maps it shared.
-        kind: what the kernel gave.
-
-    Raises:
-        PlatformError: `platform-unsupported`: this machine has no memory to share at all.
+    Another process maps the descriptor `fd`, which is closed on exec, shared; `kind` is what the kernel gave. Raises
+    `PlatformError`: `platform-unsupported`: this machine has no memory to share at all.
     """
 
     def __init__(self, size: int, *, kernel: Kernel = REAL) -> None:

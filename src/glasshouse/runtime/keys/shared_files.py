@@ -56,14 +56,9 @@ def look_before(folder: str = FOLDER, *, now_ns: int) -> Before:
 
 
 def search(finder: Finder, before: Before, folder: str = FOLDER) -> int:
-    """Search what is new or changed, smallest first, until something is found.
+    """Search what is new or changed since `look_before`, smallest first, until something is found.
 
-    Args:
-        finder: what is searched for, and where what is found is noted.
-        before: what `look_before` returned; empty to search every file.
-
-    Returns:
-        how many files or folders could not be searched.
+    Return how many files or folders could not be searched.
 
     Raises:
         FileNotFoundError: the folder does not exist.

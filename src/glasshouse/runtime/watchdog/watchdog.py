@@ -42,15 +42,11 @@ class Watchdog:
         self._ended = False
 
     def watch(self, worker_pid: int, *, init: int | None = None, group: bool = False) -> bool:
-        """Have it watch a worker too.
+        """Have it watch a worker too; return whether it has read the state of every thread of all, and found no tracer.
 
         Args:
-            worker_pid: as this process sees it.
             init: the process above the worker, which ends after it; None when the worker is this process's own child.
             group: whether the worker's process group is killed with it (where no namespace does that).
-
-        Returns:
-            whether it answered that it has read the state of every thread of all, and found no tracer.
         """
         watching = self._ask(f"watch {worker_pid} {init or worker_pid} {int(group)}") == "watching"
         self._watched = worker_pid if watching else None
@@ -125,16 +121,13 @@ class Watchdog:
             return ""
 
 
-def start(agent_pid: int | None = None, *, kernel: Kernel = REAL, period_s: float = PERIOD_S) -> Watchdog:
+def start(*, kernel: Kernel = REAL, period_s: float = PERIOD_S) -> Watchdog:
     """Fork the watchdog of this process, before it has threads or secrets.
-
-    Args:
-        agent_pid: the process to watch; this one when None.
 
     Raises:
         PlatformError: `platform-unsupported`: it cannot be started.
     """
-    watched = os.getpid() if agent_pid is None else agent_pid
+    watched = os.getpid()
     try:
         agent = os.pidfd_open(watched)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -13,14 +13,9 @@ _CANARY = b"no worker may read this file\n"
 
 
 class Controls:
-    """One TCP listener, one datagram socket, one abstract and one named Unix listener, one file.
+    """One TCP listener, one datagram socket, one abstract and one named Unix listener, one file, all in `directory`.
 
-    Args:
-        directory: an own directory for the named ones.
-
-    Attributes:
-        targets: what the launcher tries, for its specification.
-        unproven: the targets that even the agent cannot reach here.
+    `targets` is what the launcher tries, for its specification; those of `unproven` even the agent cannot reach here.
     """
 
     def __init__(self, directory: str) -> None:

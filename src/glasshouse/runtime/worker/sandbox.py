@@ -44,30 +44,22 @@ Spawn: TypeAlias = Callable[[SandboxSpec, list[int]], int]
 
 
 class Worker:
-    """The launcher that is becoming the worker, and then the worker.
-
-    Attributes:
-        link: the agent's end of the control socket; what takes it over closes it.
-        stdout, stderr: read ends of the worker's streams, blocking; closed by the log that takes them over.
-        pid, init_pid: the worker's, and that of the process above it, which ends after it; None until `confirm`.
-        pidfd: readable once both have ended; -1 until `confirm`.
-        report: None until `confirm`.
-        package: descriptor of the sealed package for the worker; -1 until `confirm`, and where it is handed none.
-        on_disk: whether its workspace lies on a disk; False until `confirm`.
-    """
+    """The launcher that is becoming the worker, and then the worker."""
 
     def __init__(
         self, *, kernel: Kernel, launcher: int, answer: socket.socket, link: socket.socket, stdout: int, stderr: int,
         private: NamedDirectory, controls: Controls, look: Look, source: int | None = None,
     ) -> None:  # fmt: skip
-        self.link, self.stdout, self.stderr = link, stdout, stderr
+        self.link = link  # the agent's end of the control socket; what takes it over closes it
+        self.stdout, self.stderr = stdout, stderr  # read ends, blocking; closed by the log that takes them over
+        # What is known from `confirm` on.
         self.pid: int | None = None
-        self.init_pid: int | None = None
-        self.pidfd = -1
+        self.init_pid: int | None = None  # of the process above it, which ends after it
+        self.pidfd = -1  # readable once both have ended
         self.report: SandboxReport | None = None
         self.exit_code: int | None = None
-        self.package = -1
-        self.on_disk = False
+        self.package = -1  # descriptor of the sealed package for the worker, where it is handed one
+        self.on_disk = False  # whether its workspace lies on a disk
         self._source = source
         self._kernel, self._private, self._controls = kernel, private, controls
         self._launcher, self._answer, self._look = launcher, answer, look
@@ -218,7 +210,10 @@ class Worker:
         with contextlib.suppress(BlockingIOError):  # it was ended before it had a child
             if answer := self._answer.recv(_PID_BYTES, socket.MSG_DONTWAIT):
                 self.init_pid = int.from_bytes(answer, "big")
-                self.pid = _first_child(self._kernel, self.init_pid)
+                # The oldest child of an init is the worker, beside which there may be orphans of its.
+                with contextlib.suppress(OSError):
+                    children = self._kernel.read(f"/proc/{self.init_pid}/task/{self.init_pid}/children").split()
+                    self.pid = int(children[0]) if children else None
 
     def _take_package(self, source: int) -> int:
         """Take the view of the package that the launcher made, and read back that it is one."""
@@ -232,15 +227,6 @@ class Worker:
                 return descriptor
             os.close(descriptor)
         raise PlatformError(Code.PLATFORM, "the package cannot be handed to the worker without a way to a disk")
-
-
-def _first_child(kernel: Kernel, pid: int) -> int | None:
-    """Return the oldest child: of an init the worker, beside which there may be orphans of its."""
-    try:
-        children = kernel.read(f"/proc/{pid}/task/{pid}/children").split()
-    except OSError:
-        children = []
-    return int(children[0]) if children else None
 
 
 def start(spec: SandboxSpec, *, look: Look | None = None, kernel: Kernel = REAL, spawn: Spawn | None = None) -> Worker:

@@ -84,12 +84,7 @@ def _empty(top: int, deadline: float) -> None:
 def _clear(folder: int, top: int, mark: str, moved: int, deadline: float) -> int:
     """Remove the files in a folder, and move the folders in it to the top, by the mark and a number.
 
-    Args:
-        folder, top: descriptors.
-        moved: how many folders have such a name already.
-
-    Returns:
-        how many have one now.
+    Return how many have such a name now; `moved` had one already.
     """
     try:
         # Never listed as a whole: a hundred thousand names take memory.

@@ -85,11 +85,6 @@ class WorkerSession:
         on_progress: called with progress, at most once a second (`ProgressReports`).
         on_output: called with each sealed output.
         sealing: entered while an output is sealed, to time it.
-
-    Attributes:
-        outputs: takes its outputs; set before the grant.
-        imports_us: its own measure of importing its frameworks, once imported.
-        finished: its last message.
     """
 
     def __init__(
@@ -103,9 +98,9 @@ class WorkerSession:
         sealing: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.worker, self.stage = worker, Stage.STARTED
-        self.outputs: Outputs | None = None
-        self.imports_us: int | None = None
-        self.finished: messages.Finished | None = None
+        self.outputs: Outputs | None = None  # takes its outputs; set before the grant
+        self.imports_us: int | None = None  # its own measure of importing its frameworks, once imported
+        self.finished: messages.Finished | None = None  # its last message
         self._loop, self._sealing = loop, sealing
         self._on_stage, self._on_progress, self._on_output = on_stage, on_progress, on_output
         self._reports = ProgressReports()
