@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def worker_story(code: str = NOT_DUMPABLE, *, kernel: Kernel | None = None, obse
         try:
             os.read(worker.stdout, 3)
             watcher.watch(worker.pid or 0)
-            with SecretMemory(64, kernel=observer) as secret:
+            with closing(SecretMemory(64, kernel=observer)) as secret:
                 return checks.observe_worker(worker, kernel=observer, watchdog=watcher, secret=secret)
         finally:
             worker.end()

@@ -8,6 +8,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_a_needle_across_the_boundary_of_two_pieces_is_found(offset: int) -> Non
         mapped = mmap.mmap(-1, 3 * memory_search.CHUNK_BYTES)
         mapped[:] = b"\1" * len(mapped)
         whole = memory_search._Region(start=address_of(mapped), end=address_of(mapped) + len(mapped), sparse=False)
-        with memory_search.Finder(table.windows()) as finder:
+        with closing(memory_search.Finder(table.windows())) as finder:
             boundary = len(finder.view)
             table.copy_to(whole.start + boundary + offset, 3)
             memory_search._search_region(finder, whole, REAL)

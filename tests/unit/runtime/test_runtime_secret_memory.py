@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def read_from_outside(pid: int, address: int, size: int) -> bytes | None:
 
 @needs_secret_memory
 def test_secret_memory_starts_as_zeros_of_the_size_asked_for() -> None:
-    with SecretMemory(5000) as memory:
+    with closing(SecretMemory(5000)) as memory:
         assert (memory.kind, len(memory.view), memory.mapped_bytes) == (SecretMemoryKind.MEMFD_SECRET, 5000, 8192)
         assert memory.is_zero()
         assert "5000 bytes" in repr(memory)
@@ -43,7 +44,7 @@ def test_secret_memory_starts_as_zeros_of_the_size_asked_for() -> None:
 
 @needs_secret_memory
 def test_a_reader_of_this_process_is_refused() -> None:
-    with SecretMemory(64) as memory:
+    with closing(SecretMemory(64)) as memory:
         memory.view[:4] = b"key!"
         assert memory.is_refused_to_readers()
 
@@ -51,7 +52,7 @@ def test_a_reader_of_this_process_is_refused() -> None:
 @needs_root
 @needs_secret_memory
 def test_root_reads_ordinary_memory_of_a_process_and_no_secret_memory() -> None:
-    with SecretMemory(64) as memory:
+    with closing(SecretMemory(64)) as memory:
         ordinary = mmap.mmap(-1, 64)
         memory.view[:4] = ordinary[:4] = b"key!"
         place = ctypes.addressof(ctypes.c_char.from_buffer(ordinary))
@@ -61,7 +62,7 @@ def test_root_reads_ordinary_memory_of_a_process_and_no_secret_memory() -> None:
 
 
 def test_what_one_process_writes_another_reads() -> None:
-    with SecretMemory(64) as memory:
+    with closing(SecretMemory(64)) as memory:
 
         def story() -> None:
             with mmap.mmap(memory.fd, 64) as other:
@@ -72,7 +73,7 @@ def test_what_one_process_writes_another_reads() -> None:
 
 
 def test_wiping_leaves_zeros() -> None:
-    with SecretMemory(5000) as memory:
+    with closing(SecretMemory(5000)) as memory:
         memory.view[:] = b"x" * 5000
         assert not memory.is_zero()
         memory.wipe()
@@ -92,18 +93,18 @@ def test_closing_wipes_first_and_can_be_done_twice() -> None:
 
 
 def test_its_descriptor_does_not_survive_an_exec() -> None:
-    with SecretMemory(64) as memory:
+    with closing(SecretMemory(64)) as memory:
         assert not os.get_inheritable(memory.fd)
 
 
 def test_without_secret_memory_it_is_locked_memory_and_says_so() -> None:
-    with SecretMemory(64, kernel=WithoutSecretMemory()) as memory:
+    with closing(SecretMemory(64, kernel=WithoutSecretMemory())) as memory:
         assert memory.kind is SecretMemoryKind.LOCKED
         assert not memory.is_refused_to_readers()
 
 
 def test_without_a_lock_either_it_is_ordinary_memory_and_says_so() -> None:
-    with SecretMemory(64, kernel=WithoutBoth()) as memory:
+    with closing(SecretMemory(64, kernel=WithoutBoth())) as memory:
         assert memory.kind is SecretMemoryKind.UNLOCKED
 
 
@@ -126,7 +127,7 @@ def test_no_size_is_no_memory() -> None:
 
 @pytest.mark.parametrize("kernel", [REAL, WithoutSecretMemory()], ids=["secret", "plain"])
 def test_whoever_is_handed_it_cannot_cut_it_short(kernel: Kernel) -> None:
-    with SecretMemory(8192, kernel=kernel) as secret:
+    with closing(SecretMemory(8192, kernel=kernel)) as secret:
         for size in (0, 4096, 16384):
             with pytest.raises(OSError, match=r"not permitted|Invalid argument"):
                 os.ftruncate(secret.fd, size)

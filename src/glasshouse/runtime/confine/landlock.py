@@ -33,15 +33,14 @@ def restrict(
 ) -> int:
     """Restrict this process and its children for good; needs no_new_privs and a single thread.
 
+    Return the version applied; 0 where the kernel has none, and then nothing is restricted.
+
     Args:
         read: paths that may be read and executed.
         write: directories in which everything is allowed.
         devices: device nodes that may be read, written and controlled.
         names: directories beneath which names may be listed, but no file opened.
         tcp: whether TCP may be used: in a network namespace in which it leads nowhere.
-
-    Returns:
-        the version applied; 0 where the kernel has none, and then nothing is restricted.
 
     Raises:
         OSError: the kernel has Landlock and refuses, or a path is not there.

@@ -116,14 +116,10 @@ class MountTable:
 
 
 def close(kernel: Kernel, shown: list[str], *, cover: Callable[[str], None] | None) -> tuple[list[str], list[str]]:
-    """Cover remote file systems that are mounted beneath what a worker is shown.
+    """Cover remote file systems that are mounted beneath what a worker is shown, but for what holds `shown` itself.
 
-    Args:
-        shown: paths that must stay in sight.
-        cover: puts something empty over a folder; None where nothing can be mounted.
-
-    Returns:
-        notes about what is left, as ``shown-remote-nfs4``, none where all is local; and the folders that were covered.
+    `cover` puts something empty over a folder; None where nothing can be mounted. Return notes about what is left, as
+    ``shown-remote-nfs4``, none where all is local; and the folders that were covered.
     """
     covered: list[str] = []
     try:

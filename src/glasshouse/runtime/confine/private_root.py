@@ -55,10 +55,7 @@ _LINKS = (
 def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_bytes: int) -> None:
     """Put the private root together and move this process into it; the caller has its own mount namespace.
 
-    Args:
-        read: paths to show read-only; those that do not exist are left out.
-        devices: device nodes to show.
-        workspace_bytes: the most that workspace, /tmp and /dev/shm may hold together.
+    Paths that do not exist are left out; workspace, /tmp and /dev/shm may hold `workspace_bytes` together.
 
     Raises:
         OSError: it cannot be done here; this process has the root and the working folder that it had.

@@ -131,9 +131,7 @@ def _look(paths: list[str], parent: int, writer: _socket.socket) -> None:
 def search(paths: list[str], *, give_up_s: float = GIVE_UP_S) -> tuple[list[tuple[str, str]], bool]:
     """Look at everything beneath `paths`.
 
-    Args:
-        paths: as the worker sees them; of links, where they lead to is looked at.
-        give_up_s: after that many seconds no further folder is looked into.
+    Of links, where they lead to is looked at; after `give_up_s` seconds no further folder is looked into.
 
     Returns:
         ``socket``, ``pipe`` or ``state`` and one of `paths` or a path beneath, for each that was found (of a path that

@@ -30,11 +30,6 @@ class Address:
     host: str = ""
     port: int = 0
 
-    @property
-    def authority(self) -> str:
-        """What goes into the Host field."""
-        return "localhost" if self.unix_path else f"{self.host}:{self.port}"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpAnswer:
@@ -59,8 +54,9 @@ def parse_url(url: str) -> Address:
 
 def request(address: Address, path: str, body: bytes) -> bytes:
     """Return the bytes of a POST; the connection is used once."""
+    authority = "localhost" if address.unix_path else f"{address.host}:{address.port}"
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: {address.authority}\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: {authority}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode("ascii") + body

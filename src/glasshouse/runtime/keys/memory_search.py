@@ -13,6 +13,7 @@ import errno
 import mmap
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError
@@ -52,7 +53,7 @@ def search_self(needles: Iterable[memoryview], *, own: Sequence[SecretMemory], k
         own: the secret memory that this process maps: the patterns' and others. It is left out; the caller asks each
             for `is_zero`.
     """
-    with Finder(needles, kernel=kernel) as finder:
+    with closing(Finder(needles, kernel=kernel)) as finder:
         left_out = [(finder.place, finder.place + len(finder.view))]
         left_out += [(secret.address, secret.address + secret.mapped_bytes) for secret in own]
         unreadable = 0
@@ -97,12 +98,6 @@ class Finder:
         del self._held
         self._map.close()
         self._anchors.clear()
-
-    def __enter__(self) -> Finder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _search_region(finder: Finder, region: _Region, kernel: Kernel) -> bool:

@@ -25,14 +25,9 @@ class Sealing:
 
 
 class SealedFile:
-    """One sealed file as it is written.
+    """One sealed file of ``outputs`` or ``log`` as it is written; `kind` is for its header.
 
-    Args:
-        folder: ``outputs`` or ``log``.
-        kind: for its header; see `package.outputs`.
-
-    Raises:
-        RunError: `disk-full`, from every method; the partial file is gone then.
+    Every method raises `RunError`: `disk-full`; the partial file is gone then.
     """
 
     def __init__(

@@ -92,12 +92,6 @@ class SecretMemory:
         self._map.close()
         os.close(self.fd)
 
-    def __enter__(self) -> SecretMemory:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"SecretMemory({self.size} bytes, {self.kind})"
 

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from glasshouse.attestation.hardening import SecretMemoryKind
@@ -122,7 +123,7 @@ def _landlock(kernel: Kernel) -> Finding:
 
 def _secret_memory(kernel: Kernel) -> Finding:
     try:
-        with SecretMemory(1, kernel=kernel) as memory:
+        with closing(SecretMemory(1, kernel=kernel)) as memory:
             kind, refused = memory.kind, memory.is_refused_to_readers()
     except OSError:
         kind, refused = SecretMemoryKind.UNLOCKED, False

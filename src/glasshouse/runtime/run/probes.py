@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from functools import partial
 
 from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
@@ -106,7 +107,7 @@ def probe_shared_memory(
     Left out is what was there `before` anything was released: nothing where the worker could map what it did not make.
     """
     name = "shared-memory"
-    with Finder(needles, kernel=kernel) as finder:
+    with closing(Finder(needles, kernel=kernel)) as finder:
         try:
             unsearched = shared_files.search(finder, before, folder)
         except FileNotFoundError:

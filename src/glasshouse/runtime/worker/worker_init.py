@@ -33,10 +33,7 @@ _HEARD = (_signal.SIGCHLD, _signal.SIGCONT, *_FORWARDED)
 def fork_worker(kernel: Kernel, agent_pid: int, agent: int, answer: int, *, own_namespace: bool) -> None:
     """Become the init, in a child of the agent; return in a child of that, which is to become the worker.
 
-    Args:
-        agent_pid, agent: the agent by number and by pidfd, which is closed.
-        answer: where the worker's wait status is written, 4 bytes big endian.
-        own_namespace: whether this process is the first of a process namespace.
+    The pidfd `agent` is closed; the worker's wait status is written to `answer`, 4 bytes big endian.
 
     Raises:
         OSError: the agent is gone, or (in the worker) the init is.

@@ -125,12 +125,9 @@ class WorkerSession:
         *,
         machines: tuple[int, int, int] | None = None,
     ) -> None:
-        """Hand it the keys of its inputs and the package; raises `RunError`.
+        """Hand it the keys of its inputs and the package, by their descriptors; raises `RunError`.
 
-        Args:
-            grant, grant_bytes, package: descriptors of both, and how much of the first there is.
-            outputs: takes its outputs.
-            machines: of a job on several: which this is, how many there are, and the descriptor of the relay.
+        Of a job on several `machines`: which this is, how many there are, and the descriptor of the relay.
         """
         self.outputs = outputs
         message: dict[str, Json] = {"type": "grant", "bytes": grant_bytes}
