@@ -31,9 +31,11 @@ _LOOPBACK_PATIENCE_S = 1.0
 _ELSEWHERE = ("192.0.2.1", "169.254.169.254", "10.0.0.1", "224.0.0.1", "255.255.255.255")
 _ELSEWHERE_6 = ("2001:db8::1", "fd00:ec2::254", "fe80::1", "ff02::1")
 
+# Environment variables that make the loader take other libraries.
 # LD_LIBRARY_PATH is not among them: driver images set it; what it led to is seen in the mappings.
-_PRELOADING = ("GCONV_PATH", "LD_AUDIT", "LD_PRELOAD", "LD_PROFILE")
-_DEBUGGING = (
+PRELOADING = ("GCONV_PATH", "LD_AUDIT", "LD_PRELOAD", "LD_PROFILE")
+# Those that make programs print more than they should.
+DEBUGGING = (
     "GLIBC_TUNABLES", "LD_DEBUG", "LD_DEBUG_OUTPUT", "MALLOC_CHECK_", "MALLOC_PERTURB_", "MALLOC_TRACE",
     "PYTHONBREAKPOINT", "PYTHONDEBUG", "PYTHONDUMPREFS", "PYTHONFAULTHANDLER", "PYTHONINSPECT",
     "PYTHONMALLOCSTATS", "PYTHONSTARTUP", "PYTHONTRACEMALLOC", "PYTHONVERBOSE", "SSLKEYLOGFILE",
@@ -149,23 +151,13 @@ def system_calls(kernel: Kernel, *, isolated: bool) -> list[str]:
 
 def libraries(kernel: Kernel, names: list[str]) -> list[str]:
     """Return what would load foreign code into a process started with these environment variables."""
-    found = ["preloading"] if preloading(names) else []
+    found = [] if set(PRELOADING).isdisjoint(names) else ["preloading"]
     try:
         if kernel.read("/etc/ld.so.preload").strip():
             found.append("ld.so.preload")
     except OSError:
         pass
     return found
-
-
-def preloading(names: list[str]) -> list[str]:
-    """Return the environment variables among `names` that make the loader take other libraries."""
-    return [name for name in names if name in _PRELOADING]
-
-
-def environment(names: list[str]) -> list[str]:
-    """Return the environment variables among `names` that make programs print more than they should."""
-    return [name for name in names if name in _DEBUGGING]
 
 
 def _reaches(family: int, kind: int, address: object) -> bool:
