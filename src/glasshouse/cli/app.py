@@ -18,8 +18,6 @@ from glasshouse.cli.options import expanded
 from glasshouse.cli.show.output import CommandOutput, error_object, printable
 from glasshouse.errors import Code, ExitCode, GlasshouseError, InternalError, PlatformError, UsageError
 
-__all__ = ["command_line", "main", "run"]
-
 # In the order of use: a command, its folder, its help. The module has a function `command`, or a `group` of them.
 _COMMANDS = {
     "init": ("setup", "Make an owner's identity."),

@@ -26,23 +26,6 @@ if TYPE_CHECKING:  # the ciphers behind it are not loaded for the help
     from glasshouse.jobs.owner.owner_identity import Identity
     from glasshouse.wire.hpke import RecipientKey
 
-__all__ = [
-    "Force",
-    "GateOption",
-    "HomeOptions",
-    "JsonOptions",
-    "Machine",
-    "OwnerOptions",
-    "PassphraseFd",
-    "PassphraseFile",
-    "Run",
-    "Yes",
-    "ask_new_passphrase",
-    "expanded",
-    "read_passphrase",
-    "sealing_without_asking",
-]
-
 _MAX_PASSPHRASE_BYTES = 4096
 
 PassphraseFile = Annotated[

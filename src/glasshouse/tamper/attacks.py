@@ -20,8 +20,6 @@ from glasshouse.wire import dsse
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.states import State
 
-__all__ = ["ATTACKS", "CONTROL", "Attack"]
-
 _HOUR_US = 3600 * 1_000_000
 
 

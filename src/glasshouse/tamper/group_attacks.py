@@ -17,8 +17,6 @@ from glasshouse.tamper.attacks import Attack
 from glasshouse.tamper.stage import Actor, Owner, any_measurement
 from glasshouse.wire.signing import SigningKey
 
-__all__ = ["GROUP_ATTACKS", "GROUP_CONTROL", "GROUP_RELEASES"]
-
 GROUP_RELEASES = 4
 """What the attacks' deployment may release: room for the largest group, twice over."""
 

@@ -11,8 +11,6 @@ from glasshouse.tamper.group_attacks import GROUP_ATTACKS, GROUP_CONTROL, GROUP_
 from glasshouse.tamper.stage import Owner, stage
 from glasshouse.wire.canonical import Json
 
-__all__ = ["AttackResult", "run_attacks"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttackResult:

@@ -37,8 +37,6 @@ from glasshouse.wire.policy import GROUP_EGRESS, Assurance, Floor, Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 
-__all__ = ["Actor", "LiveBroker", "Owner", "any_measurement", "clock_us", "hardened", "stage"]
-
 _HOUR_US = 3600 * 1_000_000
 
 

@@ -16,8 +16,6 @@ from glasshouse.evidence.results import Work
 from glasshouse.jobs.define.raw_job import of_job, of_package, run_raw
 from glasshouse.jobs.supervise.run_request import load_job, shape_of
 
-__all__ = ["run_raw_leg"]
-
 
 def run_raw_leg(what: Path, ranks: int | None, options: OwnerOptions) -> int:
     """Run a job file or package in the clear, in so many ranks, and print its end; return the exit code."""

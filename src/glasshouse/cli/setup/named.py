@@ -10,8 +10,6 @@ import typer
 from glasshouse.cli.options import HomeOptions
 from glasshouse.jobs.owner.home import Home
 
-__all__ = ["list_and_remove"]
-
 
 def list_and_remove(
     group: typer.Typer,

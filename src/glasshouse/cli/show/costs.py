@@ -10,8 +10,6 @@ from glasshouse.cli.show.words import usd_text
 from glasshouse.jobs.owner.durations import format_s, utc
 from glasshouse.jobs.results.run_cost import Cost, Share, Slowdown
 
-__all__ = ["cost_facts"]
-
 
 def cost_facts(
     statement: Mapping[str, Any] | None, cost: Cost | None, *, workload: str | None = None

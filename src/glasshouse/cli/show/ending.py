@@ -28,8 +28,6 @@ from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Assurance
 from glasshouse.wire.states import Outcome
 
-__all__ = ["output_line", "say_ended", "work_text"]
-
 _STYLE = {Outcome.COMPLETED: "bold green", Outcome.INTERRUPTED: "bold yellow"}
 _SHOWN_OUTPUTS = 8
 # Outcomes whose reason the job itself may have printed.

@@ -31,8 +31,6 @@ from glasshouse.jobs.supervise.prepare import Prepared
 from glasshouse.wire.group import Group
 from glasshouse.wire.states import Outcome, State
 
-__all__ = ["RunView"]
-
 _NAME_CHARS = 11
 _ECHO_CHARS = 6
 _REDRAW_S = 0.5

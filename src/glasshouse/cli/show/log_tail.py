@@ -11,8 +11,6 @@ from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.results.run_logs import last_lines
 from glasshouse.wire.hpke import RecipientKey
 
-__all__ = ["log_tail", "runtime_hint"]
-
 _LINES = 8
 _LINE_CHARS = 200
 # Of a runtime's log, which comes from a machine that could write anything of any length.

@@ -18,8 +18,6 @@ from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.places.rental_journal import Rental
 from glasshouse.providers.rental.provider import Offer
 
-__all__ = ["agreed", "can_ask", "cost_words", "say_offers"]
-
 _SHOWN_OFFERS = 20
 _SLURM = "slurm"
 

@@ -19,8 +19,6 @@ from glasshouse.errors import GlasshouseError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["CommandOutput", "error_object", "printable"]
-
 # Control characters; format characters, which reorder or hide text; surrogates: bytes of a name that are no text;
 # separators of lines and paragraphs.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})

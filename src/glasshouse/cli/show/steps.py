@@ -13,8 +13,6 @@ from glasshouse.jobs.define.seal_job import Sealed
 from glasshouse.jobs.places.rental_journal import Rental
 from glasshouse.jobs.supervise.rented_run import Listener, Renting
 
-__all__ = ["StepPrinter"]
-
 
 class StepPrinter(Listener):
     """Prints the steps of a run whose lifecycle is not shown.

@@ -6,8 +6,6 @@ import errno
 
 from rich.console import Console
 
-__all__ = ["Terminal", "is_reader_gone"]
-
 
 class Terminal(Console):
     """A console that leaves to the command what the end of its reader means; the framework's own ends the process."""

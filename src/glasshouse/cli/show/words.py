@@ -7,21 +7,6 @@ from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
-__all__ = [
-    "OUTCOME",
-    "RAW",
-    "again",
-    "asked_words",
-    "bytes_text",
-    "clock",
-    "counted",
-    "files_words",
-    "left_out_words",
-    "network_words",
-    "usd_text",
-    "verdict_words",
-]
-
 OUTCOME = {
     "completed": "completed",
     "refused": "refused: the gate did not release the key",
