@@ -37,12 +37,12 @@ class Attack:
 
 def _with(edit: Callable[[Claims], Claims]) -> Callable[[Owner], Reply]:
     """Return the attack that sends perfect claims, edited, with a true composite and both signatures."""
+    return lambda owner: send_edited(Actor.enter(owner), edit)
 
-    def play(owner: Owner) -> Reply:
-        actor = Actor.enter(owner)
-        return actor.send(actor.sign(edit(actor.claims(actor.challenge()))))
 
-    return play
+def send_edited(actor: Actor, edit: Callable[[Claims], Claims]) -> Reply:
+    """Send an actor's claims, edited, for a challenge of its own."""
+    return actor.send(actor.sign(edit(actor.claims(actor.challenge()))))
 
 
 def _composite_mismatch(owner: Owner) -> Reply:
@@ -71,10 +71,8 @@ def _weaker(claims: Claims) -> Claims:
 
 def _nonce_replay(owner: Owner) -> Reply:
     actor = Actor.enter(owner)
-    challenge = actor.challenge()
-    claims = actor.claims(challenge)
-    first = actor.send(actor.sign(replace(claims, state=State.CREATED)))
-    if first.status == 200:
+    claims = actor.claims(actor.challenge())
+    if actor.send(actor.sign(replace(claims, state=State.CREATED))).status == 200:
         raise InternalError(Code.INTERNAL, "the broker released to a runtime that was not measured")
     return actor.send(actor.sign(claims))
 
@@ -82,9 +80,7 @@ def _nonce_replay(owner: Owner) -> Reply:
 def _token_claim_mismatch(owner: Owner) -> Reply:
     stolen = owner.launch()
     other = owner.launch(key=stolen.key())
-    actor = Actor.enter(owner, stolen)
-    claims = actor.claims(actor.challenge())
-    return actor.send(actor.sign(replace(claims, token=other.token)))
+    return send_edited(Actor.enter(owner, stolen), lambda claims: replace(claims, token=other.token))
 
 
 def _control(owner: Owner) -> Reply:

@@ -13,7 +13,7 @@ from glasshouse.broker.client.owner_client import Reply
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge
-from glasshouse.tamper.attacks import Attack
+from glasshouse.tamper.attacks import Attack, send_edited
 from glasshouse.tamper.stage import Actor, Owner, any_measurement
 from glasshouse.wire.signing import SigningKey
 
@@ -37,11 +37,10 @@ class _Machine:
         challenge = actor.challenge()
         return cls(actor=actor, challenge=challenge, evidence=actor.sign(actor.claims(challenge)))
 
-    def wait(self) -> Self:
+    def wait(self) -> None:
         """Attest, and get the answer to wait for the others."""
         if self.actor.send(self.evidence).status != 202:
             raise InternalError(Code.INTERNAL, "a machine of a group was not answered to wait for the others")
-        return self
 
     def ask(self) -> Reply:
         return self.actor.ask(self.challenge, self.evidence)
@@ -84,9 +83,7 @@ def _another_group(owner: Owner) -> Reply:
 
 
 def _with_token_of(owner: Owner, mine: LaunchFile, other: LaunchFile) -> Reply:
-    actor = Actor.enter(owner, mine)
-    claims = actor.claims(actor.challenge())
-    return actor.send(actor.sign(replace(claims, token=other.token)))
+    return send_edited(Actor.enter(owner, mine), lambda claims: replace(claims, token=other.token))
 
 
 def _one_for_two(owner: Owner) -> Reply:

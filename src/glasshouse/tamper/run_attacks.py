@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from glasshouse.errors import Code
@@ -47,23 +46,16 @@ class AttackResult:
         }
 
 
-def run_attacks(each: Callable[[AttackResult], None] = lambda _result: None) -> list[AttackResult]:
+def run_attacks() -> list[AttackResult]:
     """Play the attacks of one runtime and those of groups, and then both controls.
-
-    Args:
-        each: called with each result as it comes.
 
     Raises:
         PeerError: the broker does not start or does not answer as a broker does.
     """
-    results: list[AttackResult] = []
     with stage() as owner:
         groups = owner.another(releases=GROUP_RELEASES)
         one, several = [(owner, attack) for attack in ATTACKS], [(groups, attack) for attack in GROUP_ATTACKS]
-        for target, attack in (*one, *several, (owner, CONTROL), (groups, GROUP_CONTROL)):
-            results.append(play(target, attack))
-            each(results[-1])
-    return results
+        return [play(*each) for each in (*one, *several, (owner, CONTROL), (groups, GROUP_CONTROL))]
 
 
 def play(owner: Owner, attack: Attack) -> AttackResult:
