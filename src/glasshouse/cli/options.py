@@ -28,21 +28,28 @@ if TYPE_CHECKING:  # the ciphers behind it are not loaded for the help
 
 _MAX_PASSPHRASE_BYTES = 4096
 
+
+def option(form: str, text: str, **limits: Any) -> Any:
+    """Return an option's declaration: its names and what its value is called, as in `-o --out FILE`, and its help."""
+    names = [word for word in form.split() if word.startswith("-")]
+    return typer.Option(*names, metavar=" ".join(form.split()[len(names) :]) or None, help=text, **limits)
+
+
+def argument(form: str, text: str, **more: Any) -> Any:
+    """Return an argument's declaration: what it is called, and its help."""
+    return typer.Argument(metavar=form, help=text, **more)
+
+
 PassphraseFile = Annotated[
-    Path | None,
-    typer.Option("--passphrase-file", metavar="FILE", help="Read the passphrase from this file instead of asking."),
+    Path | None, option("--passphrase-file FILE", "Read the passphrase from this file instead of asking.")
 ]
-PassphraseFd = Annotated[
-    int | None,
-    typer.Option("--passphrase-fd", metavar="N", help="Read the passphrase from this open descriptor."),
-]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that are there.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+PassphraseFd = Annotated[int | None, option("--passphrase-fd N", "Read the passphrase from this open descriptor.")]
+Force = Annotated[bool, option("--force", "Replace files that are there.")]
+Yes = Annotated[bool, option("--yes", "Do not ask.")]
 GateOption = Annotated[
-    str | None,
-    typer.Option("--gate", metavar="NAME|URL", help="A gate that was added by `glasshouse gate`: its name or URL."),
+    str | None, option("--gate NAME|URL", "A gate that was added by `glasshouse gate`: its name or URL.")
 ]
-Machine = Annotated[int, typer.Option("--machine", metavar="M", help="Of a run on several machines: which, from 0.")]
+Machine = Annotated[int, option("--machine M", "Of a run on several machines: which, from 0.")]
 
 
 def _runs_that_begin(incomplete: str) -> list[str]:
@@ -57,10 +64,7 @@ def _runs_that_begin(incomplete: str) -> list[str]:
 
 
 Run = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="Run id, a unique beginning of one, or `latest`.", autocompletion=_runs_that_begin
-    ),
+    str, argument("RUN", "Run id, a unique beginning of one, or `latest`.", autocompletion=_runs_that_begin)
 ]
 
 
@@ -68,7 +72,7 @@ Run = Annotated[
 class JsonOptions:
     """The option of every command, and what it prints with."""
 
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
+    as_json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False
 
     @functools.cached_property
     def output(self) -> CommandOutput:
@@ -82,10 +86,8 @@ class HomeOptions(JsonOptions):
 
     home: Annotated[
         Path | None,
-        typer.Option(
-            "--home",
-            metavar="DIR",
-            help="One folder for keys and runs (or GLASSHOUSE_HOME); else your data folder and ./.glasshouse.",
+        option(
+            "--home DIR", "One folder for keys and runs (or GLASSHOUSE_HOME); else your data folder and ./.glasshouse."
         ),
     ] = None
 

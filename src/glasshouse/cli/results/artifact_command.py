@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import Force, OwnerOptions, Run
+from glasshouse.cli.options import Force, OwnerOptions, Run, option
 from glasshouse.errors import Code, UsageError
 from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.results import WEIGHTS
@@ -24,12 +22,10 @@ from glasshouse.jobs.verify.publish import make_artifact
 
 def command(
     run: Run,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Where to.")],
-    number: Annotated[
-        list[str] | None, typer.Option("--number", metavar="NAME=VALUE", help="A public result, as a decimal.")
-    ] = None,
+    out: Annotated[Path, option("-o --out FILE", "Where to.")],
+    number: Annotated[list[str] | None, option("--number NAME=VALUE", "A public result, as a decimal.")] = None,
     reveal_weights: Annotated[
-        bool, typer.Option("--reveal-weights", help="Publish the weights' digests, so that anyone can compare a file.")
+        bool, option("--reveal-weights", "Publish the weights' digests, so that anyone can compare a file.")
     ] = False,
     force: Force = False,
     *,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import Force, OwnerOptions, Run
+from glasshouse.cli.options import Force, OwnerOptions, Run, option
 from glasshouse.jobs.owner.files import write_private
 from glasshouse.jobs.results.exported import exported_run
 from glasshouse.jobs.results.run_card import page, snippet
@@ -15,10 +13,8 @@ from glasshouse.jobs.results.run_card import page, snippet
 
 def command(
     run: Run,
-    out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="FILE", help="The page; the model card's lines beside it.")
-    ],
-    name: Annotated[str, typer.Option("--name", help="What the model is called on it.")] = "model",
+    out: Annotated[Path, option("-o --out FILE", "The page; the model card's lines beside it.")],
+    name: Annotated[str, option("--name", "What the model is called on it.")] = "model",
     force: Force = False,
     *,
     options: OwnerOptions,

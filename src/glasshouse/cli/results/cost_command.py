@@ -7,9 +7,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import HomeOptions, Run
+from glasshouse.cli.options import HomeOptions, Run, option
 from glasshouse.cli.show.costs import cost_facts
 from glasshouse.cli.show.words import verdict_words
 from glasshouse.errors import Code, UsageError
@@ -26,16 +24,11 @@ _MOST_PER_HOUR = 100_000
 def command(
     run: Run = "latest",
     measurement: Annotated[
-        Path | None,
-        typer.Option(
-            "--measurement", metavar="DIR", help="Of `glasshouse bench`, verified first: by how much it slows a step."
-        ),
+        Path | None, option("--measurement DIR", "Of `glasshouse bench`, verified first: by how much it slows a step.")
     ] = None,
-    owner: Annotated[
-        str | None, typer.Option("--owner", metavar="NAME|FILE", help="Of the measurement; by default whose it is.")
-    ] = None,
+    owner: Annotated[str | None, option("--owner NAME|FILE", "Of the measurement; by default whose it is.")] = None,
     usd_per_hour: Annotated[
-        str | None, typer.Option("--usd-per-hour", metavar="X", help="What an hour of a machine of your own costs.")
+        str | None, option("--usd-per-hour X", "What an hour of a machine of your own costs.")
     ] = None,
     *,
     options: HomeOptions,

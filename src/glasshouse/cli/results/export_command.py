@@ -6,9 +6,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import Force, OwnerOptions, Run
+from glasshouse.cli.options import Force, OwnerOptions, Run, option
 from glasshouse.jobs.owner.files import private_folder, write_private
 from glasshouse.jobs.results.bom import bill_of_materials
 from glasshouse.jobs.results.exported import export_keys, exported_run
@@ -18,16 +16,13 @@ from glasshouse.wire.kdf import sha256
 
 def command(
     run: Run,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to.")],
-    pem: Annotated[
-        bool, typer.Option("--pem", help="Public keys as PEM, and each signed part as a DSSE envelope.")
-    ] = False,
+    out: Annotated[Path, option("-o --out DIR", "Where to.")],
+    pem: Annotated[bool, option("--pem", "Public keys as PEM, and each signed part as a DSSE envelope.")] = False,
     model_signing: Annotated[
-        bool,
-        typer.Option("--model-signing", help="model.sig over the fetched outputs, for `model_signing verify key`."),
+        bool, option("--model-signing", "model.sig over the fetched outputs, for `model_signing verify key`.")
     ] = False,
-    bom: Annotated[bool, typer.Option("--bom", help="A CycloneDX ML-BOM.")] = False,
-    name: Annotated[str, typer.Option("--name", help="What the model is called there.")] = "model",
+    bom: Annotated[bool, option("--bom", "A CycloneDX ML-BOM.")] = False,
+    name: Annotated[str, option("--name", "What the model is called there.")] = "model",
     force: Force = False,
     *,
     options: OwnerOptions,

@@ -8,9 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import Force, Machine, OwnerOptions, Run
+from glasshouse.cli.options import Force, Machine, OwnerOptions, Run, option
 from glasshouse.cli.show.ending import output_line
 from glasshouse.cli.show.output import printable
 from glasshouse.cli.show.steps import StepPrinter
@@ -21,11 +19,11 @@ from glasshouse.jobs.results.fetching import fetch_run
 
 def command(
     run: Run,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to put them.")],
+    out: Annotated[Path, option("-o --out DIR", "Where to put them.")],
     force: Force = False,
-    hidden: Annotated[bool, typer.Option("--hidden", help="Also outputs with a name like .ssh/x or .envrc.")] = False,
+    hidden: Annotated[bool, option("--hidden", "Also outputs with a name like .ssh/x or .envrc.")] = False,
     from_gate: Annotated[
-        bool, typer.Option("--from-gate", help="Wait no more for the machine: take what the run's gate stored.")
+        bool, option("--from-gate", "Wait no more for the machine: take what the run's gate stored.")
     ] = False,
     machine: Machine = 0,
     *,

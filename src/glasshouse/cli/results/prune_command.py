@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import HomeOptions, Yes
+from glasshouse.cli.options import HomeOptions, Yes, option
 from glasshouse.cli.results.rm_command import remove_agreed
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.durations import parse_s
@@ -15,9 +13,7 @@ from glasshouse.jobs.supervise.removal import ended_before
 
 
 def command(
-    older_than: Annotated[
-        str, typer.Option("--older-than", metavar="TIME", help="Of runs that ended so long ago: 12h, 30d.")
-    ] = "30d",
+    older_than: Annotated[str, option("--older-than TIME", "Of runs that ended so long ago: 12h, 30d.")] = "30d",
     yes: Yes = False,
     *,
     options: HomeOptions,

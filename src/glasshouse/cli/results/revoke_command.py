@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import GateOption, OwnerOptions
+from glasshouse.cli.options import GateOption, OwnerOptions, argument, option
 from glasshouse.jobs.gates.known_gates import gate_name
 from glasshouse.jobs.gates.revocation import holders, resolve, revoke
 
 
 def command(
-    what: Annotated[str, typer.Argument(metavar="PACKAGE|RUN", help="A sealed package, a package id or a run.")],
+    what: Annotated[str, argument("PACKAGE|RUN", "A sealed package, a package id or a run.")],
     running: Annotated[
-        bool,
-        typer.Option("--running", help="End runs that have the key too: their leases are not renewed any more."),
+        bool, option("--running", "End runs that have the key too: their leases are not renewed any more.")
     ] = False,
     gate: GateOption = None,
     *,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import HomeOptions, Yes
+from glasshouse.cli.options import HomeOptions, Yes, argument
 from glasshouse.cli.show.offered import can_ask
 from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.cli.show.words import bytes_text
@@ -16,9 +16,7 @@ from glasshouse.jobs.supervise.removal import Removable, removable, remove
 
 
 def command(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Run ids, unique beginnings of them, or `latest`.")
-    ],
+    runs: Annotated[list[str], argument("RUN...", "Run ids, unique beginnings of them, or `latest`.")],
     yes: Yes = False,
     *,
     options: HomeOptions,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import HomeOptions
+from glasshouse.cli.options import HomeOptions, option
 from glasshouse.cli.show.words import asked_words, counted
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.supervise import sweeping
@@ -15,9 +13,9 @@ from glasshouse.jobs.supervise import sweeping
 def command(
     everything: Annotated[
         bool,
-        typer.Option(
+        option(
             "--all",
-            help="Also machines of yours that were rented from another home, or on another machine: runs on those of "
+            "Also machines of yours that were rented from another home, or on another machine: runs on those of "
             "another home are ended unread.",
         ),
     ] = False,

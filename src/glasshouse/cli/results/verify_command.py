@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import OwnerOptions
+from glasshouse.cli.options import OwnerOptions, argument, option
 from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.errors import ExitCode
 from glasshouse.jobs import api
@@ -24,23 +22,14 @@ _REPORT = "report.html"
 
 def command(
     what: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE|RUN|DIR", help="Receipt, artifact, event log, package; a run; a measurement's folder."
-        ),
+        str, argument("FILE|RUN|DIR", "Receipt, artifact, event log, package; a run; a measurement's folder.")
     ],
     owner: Annotated[
-        str | None,
-        typer.Option("--owner", metavar="NAME|FILE", help="A known owner or an owner.pub; by default whose it is."),
+        str | None, option("--owner NAME|FILE", "A known owner or an owner.pub; by default whose it is.")
     ] = None,
-    fingerprint: Annotated[
-        str | None, typer.Option("--fingerprint", metavar="HEX", help="That the owner's key must have.")
-    ] = None,
-    bundle: Annotated[
-        Path | None,
-        typer.Option("--bundle", metavar="FILE", help="The receipt to compare an artifact with."),
-    ] = None,
-    content: Annotated[bool, typer.Option("--content", help="Open a package's content too.")] = False,
+    fingerprint: Annotated[str | None, option("--fingerprint HEX", "That the owner's key must have.")] = None,
+    bundle: Annotated[Path | None, option("--bundle FILE", "The receipt to compare an artifact with.")] = None,
+    content: Annotated[bool, option("--content", "Open a package's content too.")] = False,
     *,
     options: OwnerOptions,
 ) -> int:

@@ -5,18 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import HomeOptions
+from glasshouse.cli.options import HomeOptions, argument
 from glasshouse.cli.show.words import bytes_text, files_words, network_words
 from glasshouse.jobs import api
 from glasshouse.jobs.owner.known_owners import Anchor
 from glasshouse.wire.hpke import recipient_id
 
 
-def command(
-    package: Annotated[Path, typer.Argument(metavar="FILE", help="A sealed package.")], *, options: HomeOptions
-) -> None:
+def command(package: Annotated[Path, argument("FILE", "A sealed package.")], *, options: HomeOptions) -> None:
     """Print a package's public facts; nothing is decrypted."""
     output, found = options.output, api.inspect(package, home=options.home)
     manifest, trust = found.manifest, found.trust

@@ -6,9 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import Machine, OwnerOptions, Run
+from glasshouse.cli.options import Machine, OwnerOptions, Run, option
 from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.home import Home
@@ -20,7 +18,7 @@ from glasshouse.jobs.results.run_logs import Segment, named_segments
 
 def command(
     run: Run = "latest",
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
+    follow: Annotated[bool, option("-f --follow", "Go on until the run has ended.")] = False,
     machine: Machine = 0,
     *,
     options: OwnerOptions,

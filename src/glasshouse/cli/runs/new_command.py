@@ -6,9 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import Force, JsonOptions
+from glasshouse.cli.options import Force, JsonOptions, argument, option
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.define.template import template
 from glasshouse.jobs.owner.files import is_there, write_private
@@ -18,10 +16,8 @@ from glasshouse.workloads.registry import MODULES
 
 
 def command(
-    workload: Annotated[str, typer.Argument(metavar=f"[{'|'.join(WORKLOADS)}]", help="What to train.")] = SCRIPT,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="The job file; by default WORKLOAD.toml.")
-    ] = None,
+    workload: Annotated[str, argument(f"[{'|'.join(WORKLOADS)}]", "What to train.")] = SCRIPT,
+    out: Annotated[Path | None, option("-o --out FILE", "The job file; by default WORKLOAD.toml.")] = None,
     force: Force = False,
     *,
     options: JsonOptions,

@@ -7,9 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import HomeOptions
+from glasshouse.cli.options import HomeOptions, argument, option
 from glasshouse.cli.show.offered import say_offers
 from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError
 from glasshouse.jobs.define.jobfile import load
@@ -21,20 +19,11 @@ _ANY_USD = Decimal(1_000_000)
 
 
 def command(
-    job: Annotated[
-        Path | None, typer.Argument(metavar="[JOB.toml]", help="Its table `machine` says what it needs.")
-    ] = None,
-    on: Annotated[
-        str | None,
-        typer.Option("--on", metavar="PROVIDER", help=f"{', '.join(PROVIDERS)}; all with a key."),
-    ] = None,
-    gpu: Annotated[
-        list[str] | None, typer.Option("--gpu", metavar="KIND", help="Such as `RTX 4090`; several times for several.")
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", metavar="N", min=0, max=16, help="How many of one kind.")
-    ] = None,
-    any_price: Annotated[bool, typer.Option("--any-price", help="Also what costs more than the job allows.")] = False,
+    job: Annotated[Path | None, argument("[JOB.toml]", "Its table `machine` says what it needs.")] = None,
+    on: Annotated[str | None, option("--on PROVIDER", f"{', '.join(PROVIDERS)}; all with a key.")] = None,
+    gpu: Annotated[list[str] | None, option("--gpu KIND", "Such as `RTX 4090`; several times for several.")] = None,
+    gpus: Annotated[int | None, option("--gpus N", "How many of one kind.", min=0, max=16)] = None,
+    any_price: Annotated[bool, option("--any-price", "Also what costs more than the job allows.")] = False,
     *,
     options: HomeOptions,
 ) -> int:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import GateOption, OwnerOptions, Yes
+from glasshouse.cli.options import GateOption, OwnerOptions, Yes, argument, option
 from glasshouse.cli.runs.unprotected_run import run_raw_leg
 from glasshouse.cli.show.ending import say_ended
 from glasshouse.cli.show.live_view import RunView
@@ -20,32 +18,28 @@ from glasshouse.providers.rental.known import PROVIDERS
 
 
 def command(
-    what: Annotated[Path, typer.Argument(metavar="JOB.toml|FILE", help="A job file, or a sealed package.")],
-    detach: Annotated[bool, typer.Option("--detach", help="Return when it is placed; it goes on by itself.")] = False,
+    what: Annotated[Path, argument("JOB.toml|FILE", "A job file, or a sealed package.")],
+    detach: Annotated[bool, option("--detach", "Return when it is placed; it goes on by itself.")] = False,
     ranks: Annotated[
-        int | None,
-        typer.Option("--ranks", metavar="N", help="Run a script in N ranks on each machine, as torchrun would."),
+        int | None, option("--ranks N", "Run a script in N ranks on each machine, as torchrun would.")
     ] = None,
     machines: Annotated[
-        int | None,
-        typer.Option("--machines", metavar="M", help="On M machines, all released to or none; 1 by default."),
+        int | None, option("--machines M", "On M machines, all released to or none; 1 by default.")
     ] = None,
     on: Annotated[
         str | None,
-        typer.Option(
-            "--on",
-            metavar="MACHINE",
-            help="Where: a name of `glasshouse machine`, or ssh://user@host (several, with commas, for a group); "
+        option(
+            "--on MACHINE",
+            "Where: a name of `glasshouse machine`, or ssh://user@host (several, with commas, for a group); "
             f"or rent one: {', '.join(PROVIDERS)}. By default as the job's table `machine` says, else this machine.",
         ),
     ] = None,
     yes: Yes = False,
     accept_host_key: Annotated[
-        bool,
-        typer.Option("--accept-host-key", help="Rent also what does not print its host key; the rental says so."),
+        bool, option("--accept-host-key", "Rent also what does not print its host key; the rental says so.")
     ] = False,
     gate: GateOption = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Run it UNPROTECTED, to compare with.")] = False,
+    raw: Annotated[bool, option("--raw", "Run it UNPROTECTED, to compare with.")] = False,
     *,
     options: OwnerOptions,
 ) -> int:

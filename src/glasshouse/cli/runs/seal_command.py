@@ -7,9 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import Force, OwnerOptions
+from glasshouse.cli.options import Force, OwnerOptions, argument, option
 from glasshouse.cli.show.output import CommandOutput
 from glasshouse.cli.show.words import bytes_text, files_words, left_out_words, network_words
 from glasshouse.jobs import api
@@ -18,10 +16,9 @@ _BIG_BYTES = 64 << 20
 
 
 def command(
-    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")],
+    job_file: Annotated[Path, argument("JOB.toml", "The job file.")],
     out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="The sealed package; NAME.sealed here, after the job's name."),
+        Path | None, option("-o --out FILE", "The sealed package; NAME.sealed here, after the job's name.")
     ] = None,
     force: Force = False,
     *,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
-from glasshouse.cli.options import HomeOptions, sealing_without_asking
+from glasshouse.cli.options import HomeOptions, argument, option, sealing_without_asking
 from glasshouse.cli.show.ending import say_ended
 from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.errors import ExitCode
@@ -26,8 +25,8 @@ _GO_FIRST = ("receipt", "loss", "done", "began", "job")
 
 
 def command(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id, beginning of one, or `latest`.")] = None,
-    newest: Annotated[int | None, typer.Option("-n", "--newest", min=1, metavar="N", help="Only the newest N.")] = None,
+    run: Annotated[str | None, argument("[RUN]", "Run id, beginning of one, or `latest`.")] = None,
+    newest: Annotated[int | None, option("-n --newest N", "Only the newest N.", min=1)] = None,
     *,
     options: HomeOptions,
 ) -> int:

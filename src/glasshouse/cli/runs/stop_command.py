@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import HomeOptions, Run
+from glasshouse.cli.options import HomeOptions, Run, option
 from glasshouse.cli.show.ending import say_ended
 from glasshouse.cli.show.steps import StepPrinter
 from glasshouse.errors import ExitCode
@@ -17,10 +15,9 @@ from glasshouse.jobs.supervise.rented_run import return_left
 
 def command(
     run: Run,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return without waiting for zeroization.")] = False,
+    no_wait: Annotated[bool, option("--no-wait", "Return without waiting for zeroization.")] = False,
     give_up: Annotated[
-        bool,
-        typer.Option("--give-up", help="Wait no more for a machine that cannot be reached; nothing is known of it."),
+        bool, option("--give-up", "Wait no more for a machine that cannot be reached; nothing is known of it.")
     ] = False,
     *,
     options: HomeOptions,

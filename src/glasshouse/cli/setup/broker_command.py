@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glasshouse.cli.options import GateOption, HomeOptions, OwnerOptions
+from glasshouse.cli.options import GateOption, HomeOptions, OwnerOptions, option
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.gates.embedded import Embedded, Serving, socket_folder
 from glasshouse.jobs.gates.known_gates import audit_gate, audit_own, gate_name
@@ -28,36 +28,24 @@ _STORE_LIMIT_GIB = 20
 
 @group.command("serve")
 def serve(
-    data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="Database and key file; the home's by default.")
-    ] = None,
+    data: Annotated[Path | None, option("--data DIR", "Database and key file; the home's by default.")] = None,
     runtime_bind: Annotated[
-        str, typer.Option("--runtime-bind", metavar="WHERE", help="For runtimes: host:port or unix:/path.")
+        str, option("--runtime-bind WHERE", "For runtimes: host:port or unix:/path.")
     ] = "127.0.0.1:0",
-    owner_socket: Annotated[
-        Path | None, typer.Option("--owner-socket", metavar="PATH", help="For the owner: a 0600 Unix socket.")
-    ] = None,
-    bind: Annotated[
-        str | None,
-        typer.Option("--bind", metavar="HOST:PORT", help="Be a gate for enrolled owners, over TLS, here."),
-    ] = None,
-    advertise: Annotated[
-        str | None, typer.Option("--advertise", metavar="URL", help="Where owners and machines reach it: https://…")
-    ] = None,
+    owner_socket: Annotated[Path | None, option("--owner-socket PATH", "For the owner: a 0600 Unix socket.")] = None,
+    bind: Annotated[str | None, option("--bind HOST:PORT", "Be a gate for enrolled owners, over TLS, here.")] = None,
+    advertise: Annotated[str | None, option("--advertise URL", "Where owners and machines reach it: https://…")] = None,
     owners: Annotated[
-        list[Path] | None,
-        typer.Option("--owner", metavar="FILE", help="An owner.pub whose owner is enrolled; several."),
+        list[Path] | None, option("--owner FILE", "An owner.pub whose owner is enrolled; several.")
     ] = None,
     plain: Annotated[
-        bool, typer.Option("--behind-proxy", help="No TLS here: a proxy on this machine has it, and sees package keys.")
+        bool, option("--behind-proxy", "No TLS here: a proxy on this machine has it, and sees package keys.")
     ] = False,
     store: Annotated[
-        Path | None,
-        typer.Option("--store", metavar="DIR", help="Keep what runs elsewhere leave, sealed, for their owners."),
+        Path | None, option("--store DIR", "Keep what runs elsewhere leave, sealed, for their owners.")
     ] = None,
     store_limit: Annotated[
-        int | None,
-        typer.Option("--store-limit", metavar="GIB", min=1, max=1 << 20, help="At most so much, in equal parts [20]."),
+        int | None, option("--store-limit GIB", "At most so much, in equal parts [20].", min=1, max=1 << 20)
     ] = None,
     *,
     options: HomeOptions,

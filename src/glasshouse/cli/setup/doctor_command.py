@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
-from glasshouse.cli.options import HomeOptions
+from glasshouse.cli.options import HomeOptions, option
 from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.errors import Code, PlatformError
 from glasshouse.jobs.places import known_machines
@@ -20,9 +19,7 @@ _HOST_SEES = "host-sees-"
 
 
 def command(
-    on: Annotated[
-        str, typer.Option("--on", metavar="MACHINE", help="Look at a machine: a name, or ssh://user@host.")
-    ] = "local",
+    on: Annotated[str, option("--on MACHINE", "Look at a machine: a name, or ssh://user@host.")] = "local",
     *,
     options: HomeOptions,
 ) -> None:

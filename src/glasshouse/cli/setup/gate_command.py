@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from glasshouse.cli.options import Force, HomeOptions
+from glasshouse.cli.options import Force, HomeOptions, argument, option
 from glasshouse.cli.setup.named import list_and_remove
 from glasshouse.jobs.gates.known_gates import KnownGate, add_gate, gate_of, known_gates, remove_gate
 
@@ -15,15 +15,14 @@ group = typer.Typer(no_args_is_help=True)
 
 @group.command("add")
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
-    url: Annotated[str, typer.Argument(metavar="https://HOST[:PORT]", help="Where it is reached.")],
-    key: Annotated[str, typer.Option("--key", metavar="HEX", help="Its signing key, which it prints when it starts.")],
+    name: Annotated[str, argument("NAME", "What to call it.")],
+    url: Annotated[str, argument("https://HOST[:PORT]", "Where it is reached.")],
+    key: Annotated[str, option("--key HEX", "Its signing key, which it prints when it starts.")],
     certificate: Annotated[
         str | None,
-        typer.Option(
-            "--certificate",
-            metavar="HEX",
-            help="SHA-256 of its own certificate, printed too; left out, this system's authorities must know it.",
+        option(
+            "--certificate HEX",
+            "SHA-256 of its own certificate, printed too; left out, this system's authorities must know it.",
         ),
     ] = None,
     force: Force = False,

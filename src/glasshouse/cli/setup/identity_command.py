@@ -13,7 +13,9 @@ from glasshouse.cli.options import (
     OwnerOptions,
     PassphraseFd,
     PassphraseFile,
+    argument,
     ask_new_passphrase,
+    option,
     read_passphrase,
 )
 from glasshouse.jobs.owner.files import is_there, read_bounded, write_private
@@ -24,7 +26,7 @@ from glasshouse.wire.hpke import recipient_id
 from glasshouse.wire.signing import key_id
 
 group = typer.Typer(no_args_is_help=True)
-_Out = Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Where to.")]
+_Out = Annotated[Path, option("-o --out FILE", "Where to.")]
 
 
 @group.command("show")
@@ -69,7 +71,7 @@ def pem(out: _Out, force: Force = False, *, options: HomeOptions) -> None:
 def export(
     out: _Out,
     export_passphrase_file: Annotated[
-        Path | None, typer.Option("--export-passphrase-file", metavar="FILE", help="Passphrase of the copy.")
+        Path | None, option("--export-passphrase-file FILE", "Passphrase of the copy.")
     ] = None,
     force: Force = False,
     *,
@@ -91,10 +93,10 @@ def export(
 
 @group.command("restore")
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `identity export` wrote.")],
+    file: Annotated[Path, argument("FILE", "What `identity export` wrote.")],
     passphrase_file: PassphraseFile = None,
     passphrase_fd: PassphraseFd = None,
-    decrypt: Annotated[bool, typer.Option("--decrypt", help="Keep the private keys in the clear here.")] = False,
+    decrypt: Annotated[bool, option("--decrypt", "Keep the private keys in the clear here.")] = False,
     *,
     options: HomeOptions,
 ) -> None:
@@ -111,9 +113,7 @@ def restore(
 
 @group.command("move")
 def move(
-    source: Annotated[Path, typer.Argument(metavar="[DIR]", help="The old home; its runs stay where they are.")] = Path(
-        ".glasshouse"
-    ),
+    source: Annotated[Path, argument("[DIR]", "The old home; its runs stay where they are.")] = Path(".glasshouse"),
     *,
     options: HomeOptions,
 ) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from glasshouse.cli.options import OwnerOptions, ask_new_passphrase
+from glasshouse.cli.options import OwnerOptions, ask_new_passphrase, option
 from glasshouse.jobs.owner.owner_identity import Identity
 
 
 def command(
-    passphrase: Annotated[bool, typer.Option("--passphrase", help="Ask for one and encrypt the keys.")] = False,
+    passphrase: Annotated[bool, option("--passphrase", "Ask for one and encrypt the keys.")] = False,
     *,
     options: OwnerOptions,
 ) -> None:

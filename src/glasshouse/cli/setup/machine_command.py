@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import Force, HomeOptions
+from glasshouse.cli.options import Force, HomeOptions, argument, option
 from glasshouse.cli.setup.named import list_and_remove
 from glasshouse.cli.show.words import asked_words, counted
 from glasshouse.errors import ExitCode
@@ -25,29 +25,16 @@ group = typer.Typer(no_args_is_help=True)
 
 @group.command("add")
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL", help="How it is reached: ssh://USER@HOST[:PORT], or slurm://USER@LOGIN/JOB/NODE."
-        ),
-    ],
-    python: Annotated[
-        str, typer.Option("--python", metavar="PATH", help="The interpreter there that has Glasshouse, or torch.")
-    ] = "python3",
-    folder: Annotated[
-        str | None, typer.Option("--folder", metavar="PATH", help="Where runs are kept there while they last.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="A configuration file of ssh; your own by default.")
-    ] = None,
+    name: Annotated[str, argument("NAME", "What to call it.")],
+    url: Annotated[str, argument("URL", "How it is reached: ssh://USER@HOST[:PORT], or slurm://USER@LOGIN/JOB/NODE.")],
+    python: Annotated[str, option("--python PATH", "The interpreter there that has Glasshouse, or torch.")] = "python3",
+    folder: Annotated[str | None, option("--folder PATH", "Where runs are kept there while they last.")] = None,
+    config: Annotated[Path | None, option("--config FILE", "A configuration file of ssh; your own by default.")] = None,
     address: Annotated[
-        str | None,
-        typer.Option("--address", metavar="HOST", help="Where other machines of a group reach it; where ssh does."),
+        str | None, option("--address HOST", "Where other machines of a group reach it; where ssh does.")
     ] = None,
     bundle: Annotated[
-        Path | None,
-        typer.Option("--bundle", metavar="FILE", help="Bring Glasshouse along: a file of `glasshouse runtime bundle`."),
+        Path | None, option("--bundle FILE", "Bring Glasshouse along: a file of `glasshouse runtime bundle`.")
     ] = None,
     force: Force = False,
     *,
@@ -82,12 +69,8 @@ list_and_remove(
 
 @group.command("slurm")
 def slurm(
-    python: Annotated[
-        str, typer.Option("--python", metavar="PATH", help="Any Python of the nodes, 3.9 or newer.")
-    ] = "python3",
-    folder: Annotated[
-        str | None, typer.Option("--folder", metavar="PATH", help="A folder on each node's own disk; /tmp by default.")
-    ] = None,
+    python: Annotated[str, option("--python PATH", "Any Python of the nodes, 3.9 or newer.")] = "python3",
+    folder: Annotated[str | None, option("--folder PATH", "A folder on each node's own disk; /tmp by default.")] = None,
 ) -> None:
     """Print the batch script of a Slurm job whose nodes you run on: | sbatch --nodes=1 …"""
     sys.stdout.write(batch_script(python=python, folder=folder or NODE_FOLDER))
@@ -95,7 +78,7 @@ def slurm(
 
 @group.command("sweep")
 def sweep(
-    name: Annotated[str, typer.Argument(metavar="MACHINE", help="A name, or ssh://user@host.")],
+    name: Annotated[str, argument("MACHINE", "A name, or ssh://user@host.")],
     *,
     options: HomeOptions,
 ) -> None:

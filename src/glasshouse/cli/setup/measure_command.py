@@ -5,21 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
 from glasshouse.attestation.measurements.measured import Measured
-from glasshouse.cli.options import HomeOptions
+from glasshouse.cli.options import HomeOptions, option
 from glasshouse.cli.show.output import printable
 from glasshouse.jobs.references.known_references import differences, measured_at, reference
 
 
 def command(
-    on: Annotated[
-        str, typer.Option("--on", metavar="MACHINE", help="By its own word, a machine: a name, or ssh://user@host.")
-    ] = "local",
+    on: Annotated[str, option("--on MACHINE", "By its own word, a machine: a name, or ssh://user@host.")] = "local",
     diff: Annotated[
-        str | None,
-        typer.Option("--diff", metavar="NAME", help="List the files that differ from a reference, or from `this`."),
+        str | None, option("--diff NAME", "List the files that differ from a reference, or from `this`.")
     ] = None,
     *,
     options: HomeOptions,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from glasshouse.cli.options import HomeOptions
+from glasshouse.cli.options import HomeOptions, argument
 from glasshouse.jobs.owner.home import Home
 
 
@@ -41,9 +41,7 @@ def list_and_remove(
             output.say(f"No {kind} has a name here: {add}")
 
     @group.command("remove", help=f"Forget a {kind}; {then}.")
-    def remove(
-        name: Annotated[str, typer.Argument(metavar="NAME", help="Its name here.")], *, options: HomeOptions
-    ) -> None:
+    def remove(name: Annotated[str, argument("NAME", "Its name here.")], *, options: HomeOptions) -> None:
         output, one = options.output, forget(options.any_home, name)
         output.result({"name": name, **one})
         output.say(f"{name} ({_shown(one)}) has no name here any more.")

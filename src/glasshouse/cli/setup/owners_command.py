@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import Force, HomeOptions
+from glasshouse.cli.options import Force, HomeOptions, argument, option
 from glasshouse.errors import Code, VerificationError
 from glasshouse.jobs.owner.files import is_file
 from glasshouse.jobs.owner.known_owners import add_owner, known_owners, remove_owner, same_fingerprint
@@ -18,10 +18,10 @@ group = typer.Typer(no_args_is_help=True)
 
 @group.command("add")
 def add(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Their owner.pub.")],
-    name: Annotated[str | None, typer.Option("--name", help="What to call them; the file's name by default.")] = None,
+    file: Annotated[Path, argument("FILE", "Their owner.pub.")],
+    name: Annotated[str | None, option("--name", "What to call them; the file's name by default.")] = None,
     fingerprint: Annotated[
-        str | None, typer.Option("--fingerprint", metavar="HEX", help="What the owner says it is; others are refused.")
+        str | None, option("--fingerprint HEX", "What the owner says it is; others are refused.")
     ] = None,
     force: Force = False,
     *,
@@ -54,7 +54,7 @@ def show(*, options: HomeOptions) -> None:
 
 @group.command("remove")
 def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Their name here, or their fingerprint.")],
+    name: Annotated[str, argument("NAME", "Their name here, or their fingerprint.")],
     *,
     options: HomeOptions,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from glasshouse.attestation.measurements.measured import PARTS, Measured
-from glasshouse.cli.options import Force, HomeOptions, OwnerOptions
+from glasshouse.cli.options import Force, HomeOptions, OwnerOptions, argument, option
 from glasshouse.cli.setup.named import list_and_remove
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.files import write_private
@@ -31,28 +31,17 @@ group = typer.Typer(no_args_is_help=True)
 
 @group.command("add")
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
-    on: Annotated[
-        str, typer.Option("--on", metavar="MACHINE", help="Believe a machine: a name, or ssh://user@host.")
-    ] = "local",
+    name: Annotated[str, argument("NAME", "What to call it.")],
+    on: Annotated[str, option("--on MACHINE", "Believe a machine: a name, or ssh://user@host.")] = "local",
     tree: Annotated[
-        Path | None,
-        typer.Option("--tree", metavar="DIR", help="Measure an unpacked container image; nothing of it is run."),
+        Path | None, option("--tree DIR", "Measure an unpacked container image; nothing of it is run.")
     ] = None,
     python: Annotated[
-        str | None,
-        typer.Option("--python", metavar="PATH", help="The image's interpreter; the first python3 of its usual PATH."),
+        str | None, option("--python PATH", "The image's interpreter; the first python3 of its usual PATH.")
     ] = None,
-    bundle: Annotated[
-        Path | None,
-        typer.Option("--bundle", metavar="FILE", help="What an image without Glasshouse is brought."),
-    ] = None,
-    release: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Take what was signed of a release: a part of one.")
-    ] = None,
-    signed_by: Annotated[
-        str | None, typer.Option("--signed-by", metavar="KEY", help="Whose signature that has to be, in hex.")
-    ] = None,
+    bundle: Annotated[Path | None, option("--bundle FILE", "What an image without Glasshouse is brought.")] = None,
+    release: Annotated[Path | None, option("--from FILE", "Take what was signed of a release: a part of one.")] = None,
+    signed_by: Annotated[str | None, option("--signed-by KEY", "Whose signature that has to be, in hex.")] = None,
     force: Force = False,
     *,
     options: HomeOptions,
@@ -102,8 +91,8 @@ list_and_remove(
 
 @group.command("sign")
 def sign(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="What `glasshouse runtime bundle` wrote.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The file to write.")],
+    bundle: Annotated[Path, argument("BUNDLE", "What `glasshouse runtime bundle` wrote.")],
+    out: Annotated[Path, option("-o --out FILE", "The file to write.")],
     force: Force = False,
     *,
     options: OwnerOptions,

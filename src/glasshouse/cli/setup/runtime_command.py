@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import Force, JsonOptions
+from glasshouse.cli.options import Force, JsonOptions, option
 from glasshouse.jobs.places.runtime_bundle import make_bundle
 from glasshouse.providers.place.bundled import digest_of
 
@@ -21,16 +21,12 @@ def _group() -> None:
 
 @group.command("bundle")
 def bundle(
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The file to write.")],
+    out: Annotated[Path, option("-o --out FILE", "The file to write.")],
     wheels: Annotated[
-        Path | None,
-        typer.Option(
-            "--wheels", metavar="DIR", help="Take what it needs from these wheels, not from what is installed."
-        ),
+        Path | None, option("--wheels DIR", "Take what it needs from these wheels, not from what is installed.")
     ] = None,
     python: Annotated[
-        str | None,
-        typer.Option("--python", metavar="3.N", help="The machine's Python, for which the wheels are; this one's."),
+        str | None, option("--python 3.N", "The machine's Python, for which the wheels are; this one's.")
     ] = None,
     force: Force = False,
     *,
