@@ -5,6 +5,7 @@ A command has one parameter `options` for `--json`, `--home` and where the passp
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # the ciphers behind it are not loaded for the help
     from glasshouse.wire.hpke import RecipientKey
 
 _MAX_PASSPHRASE_BYTES = 4096
+_NAME_IT = "name a file with --passphrase-file, or a descriptor with --passphrase-fd"
 
 
 def option(form: str, text: str, **limits: Any) -> Any:
@@ -56,10 +58,9 @@ def _runs_that_begin(incomplete: str) -> list[str]:
     """Return the runs that a shell may complete a name to; a home that cannot be read has none."""
     from glasshouse.jobs.owner.rundir import RunFolder
 
-    try:
+    names: list[str] = []
+    with contextlib.suppress(OSError):
         names = [folder.run_id for folder in RunFolder.all(Home.locate())]
-    except OSError:
-        names = []
     return [name for name in ("latest", *sorted(names)) if name.startswith(incomplete)]
 
 
@@ -170,17 +171,11 @@ def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_passphrase(
-    file: Path | None,
-    descriptor: int | None,
-    *,
-    prompt: str = "Passphrase: ",
-    hint: str = "name a file with --passphrase-file, or a descriptor with --passphrase-fd",
+    file: Path | None, descriptor: int | None, *, prompt: str = "Passphrase: ", hint: str = _NAME_IT
 ) -> str:
     """Return a passphrase from a file, a descriptor or the terminal; never from argv or the environment.
 
     Args:
-        file, descriptor: where it stands; None to ask.
-        prompt: what the terminal is asked with.
         hint: what to do where there is no terminal.
 
     Raises:
@@ -201,22 +196,14 @@ def read_passphrase(
             raise UsageError(Code.IDENTITY, f"others may read the passphrase file {file}", hint=f"chmod 600 {file}")
         return _from_descriptor(opened, str(file))
     if not sys.stdin.isatty():
-        raise UsageError(
-            Code.IDENTITY,
-            "a passphrase is needed and there is no terminal to ask on",
-            hint=hint,
-        )
+        raise UsageError(Code.IDENTITY, "a passphrase is needed and there is no terminal to ask on", hint=hint)
     import getpass
 
     return getpass.getpass(prompt)
 
 
 def ask_new_passphrase(
-    file: Path | None,
-    descriptor: int | None,
-    *,
-    prompt: str = "New passphrase: ",
-    hint: str = "name a file with --passphrase-file, or a descriptor with --passphrase-fd",
+    file: Path | None, descriptor: int | None, *, prompt: str = "New passphrase: ", hint: str = _NAME_IT
 ) -> str:
     """Return a new passphrase; on a terminal it is asked for twice.
 

@@ -102,7 +102,7 @@ def test_at_80_columns_a_run_keeps_its_name_and_its_time(tmp_path: Path, monkeyp
     folder.end(outcome="failed", code="hardening-missing", verdict="not-completed", progress=progress)
     folder.update(name="ward-seven-with-a-long-name", created_us=1_790_000_000_000_000)
     output, said = CommandOutput(False), io.StringIO()
-    monkeypatch.setattr(output, "_console", Console(file=said, width=80, highlight=False, color_system=None))
+    monkeypatch.setattr(output, "console", Console(file=said, width=80, highlight=False, color_system=None))
     status._table(output, control.looks(world.home))
     header, row = said.getvalue().splitlines()
     assert {"run", "job", "is", "began"} <= set(header.split())

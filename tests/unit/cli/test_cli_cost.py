@@ -342,7 +342,7 @@ def test_the_closing_summary_of_a_rented_run_has_its_cost(
 ) -> None:
     rented(world, run)
     output, file = CommandOutput(False), io.StringIO()
-    monkeypatch.setattr(output, "_console", Console(file=file, width=200, highlight=False, color_system=None))
+    monkeypatch.setattr(output, "console", Console(file=file, width=200, highlight=False, color_system=None))
     closing(world, run, output)
     lines = [" ".join(line.split()) for line in file.getvalue().splitlines()]
     assert "rental 0.116 $ by its price, for 9 min 40 s" in lines
@@ -359,7 +359,7 @@ def test_the_summary_of_a_run_for_which_nothing_was_rented_has_no_cost(
     world: OwnersWorld, run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output, file = CommandOutput(False), io.StringIO()
-    monkeypatch.setattr(output, "_console", Console(file=file, width=200, highlight=False, color_system=None))
+    monkeypatch.setattr(output, "console", Console(file=file, width=200, highlight=False, color_system=None))
     closing(world, run, output)
     assert "rental" not in file.getvalue()
     assert "of that" not in file.getvalue()
@@ -374,7 +374,7 @@ def test_a_damaged_statement_does_not_keep_a_run_from_being_summed_up(
     run.rental.write_text('{"over": true}')
     run.rental.chmod(0o600)
     output, file = CommandOutput(False), io.StringIO()
-    monkeypatch.setattr(output, "_console", Console(file=file, width=200, highlight=False, color_system=None))
+    monkeypatch.setattr(output, "console", Console(file=file, width=200, highlight=False, color_system=None))
     ended = closing(world, run, output)
     assert ended.conclusion.exit_code is ExitCode.DONE
     assert "its rental.json is damaged" in file.getvalue()

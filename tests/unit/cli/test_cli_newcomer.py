@@ -32,7 +32,7 @@ PRINTED = b"".join(b"line %d\n" % number for number in range(20)) + b"10 %\r20 %
 
 def people(monkeypatch: pytest.MonkeyPatch, output: CommandOutput, width: int = 200) -> io.StringIO:
     file = io.StringIO()
-    monkeypatch.setattr(output, "_console", Console(file=file, width=width, highlight=False, color_system=None))
+    monkeypatch.setattr(output, "console", Console(file=file, width=width, highlight=False, color_system=None))
     return file
 
 

@@ -46,7 +46,7 @@ def test_what_people_write_stays_as_they_wrote_it(text: str) -> None:
 
 def people(monkeypatch: pytest.MonkeyPatch, output: CommandOutput) -> io.StringIO:
     file = io.StringIO()
-    monkeypatch.setattr(output, "_console", Console(file=file, width=200, highlight=False, color_system=None))
+    monkeypatch.setattr(output, "console", Console(file=file, width=200, highlight=False, color_system=None))
     return file
 
 

@@ -233,7 +233,7 @@ def closing(tmp_path: Path, world: OwnersWorld, monkeypatch: pytest.MonkeyPatch,
     ended = Ended(folder=folder, record=folder.load(), seen=Seen.of(folder.events), conclusion=conclusion)
     output = CommandOutput(False)
     where = console(120, terminal=False)
-    monkeypatch.setattr(output, "_console", where)
+    monkeypatch.setattr(output, "console", where)
     code = say_ended(output, ended, sealing=world.owner_hpke)
     return code, text_of(where)
 
@@ -274,14 +274,14 @@ def test_outputs_that_do_not_match_are_said_in_the_summary(tmp_path: Path, monke
     conclusion = conclude(folder, owner_signing=world.owner.public, agent_exit=0)
     ended = Ended(folder=folder, record=folder.load(), seen=Seen.of(folder.events), conclusion=conclusion)
     output, where = CommandOutput(False), console(120, terminal=False)
-    monkeypatch.setattr(output, "_console", where)
+    monkeypatch.setattr(output, "console", where)
     say_ended(output, ended, sealing=world.owner_hpke)
     assert "not the file that the receipt names" in text_of(where)
 
 
 def test_what_comes_from_outside_is_no_markup() -> None:
     output, where = CommandOutput(False), console(80, terminal=False)
-    output._console = where
+    output.console = where
     output.say("[bold red]not ours[/]")
     output.facts({"name": "[link=http://evil]x[/link]", "nothing": None})
     assert "[bold red]not ours[/]" in text_of(where)
@@ -326,7 +326,7 @@ def test_the_summary_of_a_group_names_the_machine_because_of_which_it_ended(
     conclusion = together(ends, first=(1, 0))
     ended = Ended(folder=folder, record=folder.load(), seen=Seen.of(folder.events), conclusion=conclusion)
     output, where = CommandOutput(False), console(120, terminal=False)
-    monkeypatch.setattr(output, "_console", where)
+    monkeypatch.setattr(output, "console", where)
     code = say_ended(output, ended, sealing=worlds[0].owner_hpke, owner_signing=worlds[0].owner.public)
     shown = text_of(where)
     assert code == ExitCode.RUN_FAILED

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from glasshouse.cli.options import OwnerOptions, argument, option
 from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.errors import ExitCode
-from glasshouse.jobs import api
 from glasshouse.jobs.owner.files import is_there
-from glasshouse.jobs.owner.known_owners import OwnerTrust
-from glasshouse.jobs.verify.owner_verdicts import ArtifactVerdict, PackageVerdict
-from glasshouse.jobs.verify.verdict import Verdict
-from glasshouse.jobs.verify.verify_group import GroupVerdict
-from glasshouse.jobs.verify.verify_named import NamedVerdict
+
+if TYPE_CHECKING:  # what verifies is not loaded for the help
+    from glasshouse.jobs.owner.known_owners import OwnerTrust
+    from glasshouse.jobs.verify.owner_verdicts import ArtifactVerdict
+    from glasshouse.jobs.verify.verdict import Verdict
+    from glasshouse.jobs.verify.verify_named import NamedVerdict
 
 _REPORT = "report.html"
 
@@ -34,6 +34,11 @@ def command(
     options: OwnerOptions,
 ) -> int:
     """Print what holds of a document, and return the verdict's exit code."""
+    from glasshouse.jobs import api
+    from glasshouse.jobs.verify.owner_verdicts import ArtifactVerdict, PackageVerdict
+    from glasshouse.jobs.verify.verdict import Verdict
+    from glasshouse.jobs.verify.verify_group import GroupVerdict
+
     output = options.output
     found = api.verify(
         what,

@@ -6,14 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from glasshouse.cli.options import GateOption, OwnerOptions, Yes, argument, option
-from glasshouse.cli.runs.unprotected_run import run_raw_leg
-from glasshouse.cli.show.ending import say_ended
-from glasshouse.cli.show.live_view import RunView
-from glasshouse.cli.show.steps import StepPrinter
 from glasshouse.errors import Code, ExitCode, UsageError
-from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.supervise.run_job import run_job
-from glasshouse.jobs.supervise.run_request import RunRequest
 from glasshouse.providers.rental.known import PROVIDERS
 
 
@@ -44,6 +37,15 @@ def command(
     options: OwnerOptions,
 ) -> int:
     """Run a job, and return the exit code of its end."""
+    # What runs a job is not loaded for the help.
+    from glasshouse.cli.runs.unprotected_run import run_raw_leg
+    from glasshouse.cli.show.ending import say_ended
+    from glasshouse.cli.show.live_view import RunView
+    from glasshouse.cli.show.steps import StepPrinter
+    from glasshouse.jobs.owner.rundir import RunFolder
+    from glasshouse.jobs.supervise.run_job import run_job
+    from glasshouse.jobs.supervise.run_request import RunRequest
+
     output, home = options.output, options.own_home
     if raw:
         refused = {"--detach": detach, "--machines": machines, "--gate": gate, "--on": None if on == "local" else on}
@@ -58,7 +60,12 @@ def command(
     steps = StepPrinter(output, yes=yes) if output.as_json else RunView(output, yes=yes)
     ended = run_job(request, home=home, identity=identity, listener=steps)
     if isinstance(ended, RunFolder):
-        return _detached(ended, options, steps.left_out or ())
+        name = f"{ended.run_id[:8]}{options.again}"
+        placed = {"run_id": ended.run_id, "state": "placed", "detached": True, "files": str(ended.path)}
+        output.result(placed | {"left_out": list(steps.left_out or ())})
+        output.say(f"Run {ended.run_id} goes on by itself.", style="bold")
+        output.facts({"follow": f"glasshouse attach {name}", "stop": f"glasshouse stop {name}", "files": ended.path})
+        return ExitCode.DONE
     try:
         return say_ended(
             output,
@@ -72,12 +79,3 @@ def command(
         if not steps.has_lost(error):
             raise
         return ended.conclusion.exit_code  # the run ended as it did, and its record and receipt say the same
-
-
-def _detached(folder: RunFolder, options: OwnerOptions, left_out: tuple[str, ...]) -> int:
-    output, name = options.output, f"{folder.run_id[:8]}{options.again}"
-    placed = {"run_id": folder.run_id, "state": "placed", "detached": True, "files": str(folder.path)}
-    output.result(placed | {"left_out": list(left_out)})
-    output.say(f"Run {folder.run_id} goes on by itself.", style="bold")
-    output.facts({"follow": f"glasshouse attach {name}", "stop": f"glasshouse stop {name}", "files": folder.path})
-    return ExitCode.DONE

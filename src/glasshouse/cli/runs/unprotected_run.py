@@ -14,6 +14,7 @@ from glasshouse.cli.show.words import RAW
 from glasshouse.errors import Code, UsageError
 from glasshouse.evidence.results import Work
 from glasshouse.jobs.define.raw_job import of_job, of_package, run_raw
+from glasshouse.jobs.results.summary import work_facts
 from glasshouse.jobs.supervise.run_request import load_job, shape_of
 
 
@@ -38,8 +39,7 @@ def run_raw_leg(what: Path, ranks: int | None, options: OwnerOptions) -> int:
     with os.fdopen(os.dup(sys.stderr.fileno()), "wb", buffering=0) as log:
         ended = run_raw(plain, home=home, event=progress, log=log, ranks=None if shape is None else shape.each)
     loss = ended.loss
-    fields = ("unit", "done", "elapsed_us", "stop_reason")
-    work = None if ended.work is None else Work(**{name: ended.work[name] for name in fields})
+    work = None if ended.work is None else Work.from_json(ended.work)
     output.result(
         {
             "run_id": ended.run_id,
@@ -49,7 +49,7 @@ def run_raw_leg(what: Path, ranks: int | None, options: OwnerOptions) -> int:
             "code": ended.code,
             "assurance": None,
             "workload": plain.workload,
-            "work": None if work is None else _work(work),
+            "work": None if work is None else work_facts(work),
             "loss": None if loss is None else {"first": float(loss["first"]), "final": float(loss["final"])},
             "trainable": ended.trainable,
             "outputs": list(ended.outputs),
@@ -71,14 +71,3 @@ def run_raw_leg(what: Path, ranks: int | None, options: OwnerOptions) -> int:
         }
     )
     return ended.exit_code
-
-
-def _work(work: Work) -> dict[str, Any]:
-    seconds = work.elapsed_us / 1e6
-    return {
-        "unit": work.unit,
-        "done": work.done,
-        "elapsed_s": seconds,
-        "rate_per_s": round(work.done / seconds, 4) if work.done and seconds else None,
-        "stop_reason": work.stop_reason,
-    }

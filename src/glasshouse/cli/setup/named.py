@@ -23,7 +23,6 @@ def list_and_remove(
     """Add the two commands to a group.
 
     Args:
-        group: the group's.
         kind: of what, in the singular.
         known: returns what each name stands for: its JSON members, of which people are shown the first that is there,
             and of a table its names.

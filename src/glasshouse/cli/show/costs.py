@@ -14,13 +14,7 @@ from glasshouse.jobs.results.run_cost import Cost, Share, Slowdown
 def cost_facts(
     statement: Mapping[str, Any] | None, cost: Cost | None, *, workload: str | None = None
 ) -> dict[str, str]:
-    """Return a cost for people, by name: `rental` first, then its parts; what is not known is left out.
-
-    Args:
-        statement: of the rental; None where nothing was rented.
-        cost: None for no facts.
-        workload: of the run, held against the measurement's.
-    """
+    """Return a cost for people, by name: `rental` (its `statement`, if there is one), then parts as far as known."""
     if cost is None:
         return {}
     facts = {"rental": _own(cost) if statement is None else _rental(statement, cost)}

@@ -46,8 +46,6 @@ def say_ended(
     """Print a run's end and return the exit code.
 
     Args:
-        output: where.
-        ended: the run.
         sealing: opens the outputs' names; without it they stay sealed.
         owner_signing: the owner's public signing key; with it and `sealing` a failed run's log tail is shown.
         home: the state home that the command was given, for the commands that are proposed.

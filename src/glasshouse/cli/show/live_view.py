@@ -49,7 +49,6 @@ _NEXT = {
 # The runtime looks at its processes again once the worker has imported what it trains with: that import is the
 # workload's own, not a part of the package's opening.
 _LOADED = "observed-again"
-_OPENING = "opening the package"
 # What the log needs and people do not.
 _QUIET = frozenset({"alive", _LOADED})
 _SPIN_S = 0.1
@@ -58,12 +57,7 @@ _GOOD, _BAD, _SOFT = "green", "red", "yellow"
 
 
 class RunView(StepPrinter):
-    """Shows one run.
-
-    Args:
-        output: where.
-        yes: whether renting is agreed to.
-    """
+    """Shows one run."""
 
     def __init__(self, output: CommandOutput, *, yes: bool = False) -> None:
         super().__init__(output, yes=yes)
@@ -247,7 +241,10 @@ class RunView(StepPrinter):
         elif seen.state in _NEXT:
             mark, doing = "·", _NEXT[seen.state]
             if seen.state is State.RELEASED:
-                mark, doing = _SPINNER[int(now / _SPIN_S) % len(_SPINNER)], _OPENING if self._loaded else doing
+                mark, doing = (
+                    _SPINNER[int(now / _SPIN_S) % len(_SPINNER)],
+                    "opening the package" if self._loaded else doing,
+                )
             elif seen.state is State.MEASURED and self._machines > 1:
                 doing = f"waiting until all {self._machines} machines are accepted"
             shown = Text(f"  {mark} {doing} …", style="dim")

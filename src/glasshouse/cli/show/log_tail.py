@@ -22,11 +22,6 @@ def log_tail(folder: RunFolder, *, sealing: RecipientKey, owner_signing: bytes) 
     """Return the last lines that an ended run's worker printed, and whether its receipt vouches for them.
 
     A log that cannot be read, or that its receipt contradicts, has none.
-
-    Args:
-        folder: the run's.
-        sealing: the owner's sealing key.
-        owner_signing: the owner's public signing key.
     """
     found, vouched = last_lines(folder, sealing=sealing, owner_signing=owner_signing)
     # What a progress bar drew over is not what stood there at the end.

@@ -6,6 +6,7 @@ it: no escape sequence, no text that turns round, no bytes that are no text. `pr
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -25,12 +26,7 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def printable(text: str, *, keep: str = "\n") -> str:
-    """Return a text with every character that a terminal would obey or hide written as its escape.
-
-    Args:
-        text: from anywhere.
-        keep: characters that stay as they are.
-    """
+    """Return a text in which every character that a terminal would obey or hide, but those to `keep`, is an escape."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -43,25 +39,17 @@ def printable(text: str, *, keep: str = "\n") -> str:
 
 
 class CommandOutput:
-    """Prints for a command.
+    """Prints for a command: text for people, or (`as_json`) one object and nothing else."""
 
-    Args:
-        as_json: print one object and nothing else.
-        console: prints for people; standard output by default.
-    """
-
-    def __init__(self, as_json: bool, console: Console | None = None) -> None:
+    def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self._console = console
 
-    @property
+    @functools.cached_property
     def console(self) -> Console:
         """The console for people."""
-        if self._console is None:
-            from glasshouse.cli.show.terminal import Terminal
+        from glasshouse.cli.show.terminal import Terminal
 
-            self._console = Terminal(highlight=False, soft_wrap=False)
-        return self._console
+        return Terminal(highlight=False, soft_wrap=False)
 
     def result(self, value: Mapping[str, Any]) -> None:
         """Print the object for programs."""
@@ -106,6 +94,4 @@ class CommandOutput:
 
 def error_object(error: GlasshouseError) -> dict[str, Any]:
     """Return an error as programs see it."""
-    return {
-        "error": {"code": error.code.value, "message": error.message, "hint": error.hint, "fault": error.fault},
-    }
+    return {"error": {"code": error.code.value, "message": error.message, "hint": error.hint, "fault": error.fault}}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
 from glasshouse.cli.show.offered import agreed, cost_words
 from glasshouse.cli.show.output import CommandOutput
-from glasshouse.cli.show.terminal import is_reader_gone
 from glasshouse.jobs.define.seal_job import Sealed
 from glasshouse.jobs.places.rental_journal import Rental
 from glasshouse.jobs.supervise.rented_run import Listener, Renting
@@ -18,16 +18,12 @@ class StepPrinter(Listener):
     """Prints the steps of a run whose lifecycle is not shown.
 
     Args:
-        output: where.
         yes: whether renting is agreed to.
-
-    Attributes:
-        left_out: what of the inputs' folders was not packed; None where this command sealed nothing.
     """
 
     def __init__(self, output: CommandOutput, *, yes: bool = False) -> None:
         self._output, self._yes = output, yes
-        self.left_out: tuple[str, ...] | None = None
+        self.left_out: tuple[str, ...] | None = None  # of the inputs' folders; None where nothing was sealed here
 
     def agree(self, renting: Renting, package: Path) -> None:
         agreed(self._output, renting.provider.name, renting.offers, renting.machine, package, yes=self._yes)
@@ -49,4 +45,4 @@ class StepPrinter(Listener):
             os.write(2, b"The machine is being given back. Ctrl-C again leaves it, and it may go on to cost money.\n")
 
     def has_lost(self, error: OSError) -> bool:
-        return is_reader_gone(error)
+        return isinstance(error, BrokenPipeError) or error.errno == errno.EIO  # a closed pipe, a closed terminal

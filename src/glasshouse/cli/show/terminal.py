@@ -1,8 +1,6 @@
-"""The console for people, and what to do when its reader has gone."""
+"""The console for people."""
 
 from __future__ import annotations
-
-import errno
 
 from rich.console import Console
 
@@ -12,8 +10,3 @@ class Terminal(Console):
 
     def on_broken_pipe(self) -> None:
         raise  # the error that is being handled where this is called
-
-
-def is_reader_gone(error: OSError) -> bool:
-    """Return whether an error means that our output has lost its reader: a closed pipe, a closed terminal."""
-    return isinstance(error, BrokenPipeError) or error.errno == errno.EIO

@@ -123,7 +123,7 @@ def summary(
         },
         "package": {"id": record.package_id, "manifest_sha256": record.manifest_sha256},
         "workload": record.workload,
-        "work": receipt and receipt.work and _work(receipt.work),
+        "work": receipt and receipt.work and work_facts(receipt.work),
         "loss": receipt and receipt.loss and {"first": float(receipt.loss.first), "final": float(receipt.loss.final)},
         "trainable": receipt and receipt.trainable,
         "outputs": [] if receipt is None else _outputs(receipt, opened),
@@ -177,7 +177,8 @@ def missing_checks(record: RunRecord, seen: Seen) -> list[str]:
     )
 
 
-def _work(work: Done) -> dict[str, Any]:
+def work_facts(work: Done) -> dict[str, Any]:
+    """Return how much was done, as programs are shown it."""
     return {
         "unit": work.unit,
         "done": work.done,
