@@ -28,6 +28,12 @@ from simulators.owner_side import OwnersWorld
 STEPS = ("hardened", "measured", "attested", "released", "opened", "started", "trained", "sealed", "zeroized")
 
 
+def printing(where: Console) -> CommandOutput:
+    output = CommandOutput(False)
+    output.console = where
+    return output
+
+
 def console(width: int, *, terminal: bool) -> Console:
     return Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False, color_system=None)
 
@@ -53,7 +59,7 @@ def demanding(machines: int = 1) -> Any:
 
 
 def show(where: Console, **story: object) -> str:
-    view = RunView(CommandOutput(False, where))
+    view = RunView(printing(where))
     view.expect(demanding(), None)
     with view:
         for event, seen in events(OwnersWorld(), **story):
@@ -68,7 +74,7 @@ def test_the_hardening_is_said_in_numbers() -> None:
         ("agent", "no-swap"): "passed",
         ("worker", "landlock"): "unavailable",
     }
-    view = RunView(CommandOutput(False, where))
+    view = RunView(printing(where))
     view.expect(demanding(), None)
     for event, _ in events(OwnersWorld()):
         if event.state is State.HARDENED and event.type is EventType.TRANSITION:
@@ -112,7 +118,7 @@ def test_a_failed_run_says_why_and_a_residue_cannot_be_overlooked() -> None:
 
 def test_progress_has_rate_loss_and_remaining_time() -> None:
     where = console(120, terminal=True)
-    view = RunView(CommandOutput(False, where))
+    view = RunView(printing(where))
     with view:
         for event, seen in events(OwnersWorld()):
             if seen.work is not None and seen.work.done == 3 and event.type.value == "progress":
@@ -139,7 +145,7 @@ def released_then_opened(world: OwnersWorld, *, imports_s: float, open_s: float)
 
 def test_the_workers_imports_are_a_row_of_their_own_and_no_part_of_the_opening() -> None:
     where, seen = console(80, terminal=False), Seen()
-    view = RunView(CommandOutput(False, where))
+    view = RunView(printing(where))
     for event in released_then_opened(OwnersWorld(), imports_s=5.2, open_s=0.25):
         seen.take(event)
         view.event(event, seen)
@@ -154,7 +160,7 @@ def test_the_workers_imports_are_a_row_of_their_own_and_no_part_of_the_opening()
 def test_while_they_load_something_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     where, seen, now = console(80, terminal=True), Seen(), [100.0]
     monkeypatch.setattr("glasshouse.cli.show.live_view.time.monotonic", lambda: now[0])
-    with RunView(CommandOutput(False, where)) as view:
+    with RunView(printing(where)) as view:
         for event in released_then_opened(OwnersWorld(), imports_s=5.2, open_s=0.25)[:1]:
             seen.take(event)
             view.event(event, seen)
@@ -170,7 +176,7 @@ def test_while_they_load_something_turns(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_script_that_reports_nothing_shows_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     where, seen, now = console(100, terminal=True), Seen(), [100.0]
     monkeypatch.setattr("glasshouse.cli.show.live_view.time.monotonic", lambda: now[0])
-    with RunView(CommandOutput(False, where)) as view:
+    with RunView(printing(where)) as view:
         for event, _ in events(OwnersWorld()):
             if event.state is State.RUNNING and event.type is EventType.TRANSITION:
                 seen.take(event)
@@ -186,7 +192,7 @@ def test_a_script_that_reports_nothing_shows_the_time_that_passed(monkeypatch: p
 
 def test_it_is_not_said_to_have_trained_no_steps() -> None:
     where, view, seen = console(80, terminal=False), None, Seen()
-    view = RunView(CommandOutput(False, where))
+    view = RunView(printing(where))
     for event, _ in events(OwnersWorld()):
         if event.type is EventType.PROGRESS:
             event = replace(event, body={**event.body, "done": 0, "total": None, "loss": None})
@@ -198,7 +204,7 @@ def test_it_is_not_said_to_have_trained_no_steps() -> None:
 
 def test_the_last_report_of_a_run_is_not_called_its_end() -> None:
     where, seen = console(80, terminal=False), Seen()
-    view = RunView(CommandOutput(False, where))
+    view = RunView(printing(where))
     for event, _ in events(OwnersWorld()):
         if event.type is EventType.PROGRESS:
             event = replace(event, body={**event.body, "done": 55, "total": 60, "loss": None})
@@ -209,7 +215,7 @@ def test_the_last_report_of_a_run_is_not_called_its_end() -> None:
 
 def test_what_the_log_needs_and_people_do_not_is_not_shown() -> None:
     where, seen = console(80, terminal=False), Seen()
-    view, begun = RunView(CommandOutput(False, where)), released_then_opened(OwnersWorld(), imports_s=1, open_s=1)[0]
+    view, begun = RunView(printing(where)), released_then_opened(OwnersWorld(), imports_s=1, open_s=1)[0]
     for code in ("alive", "alive", "broker-unreachable"):
         event = replace(begun, type=EventType.NOTICE, body={"code": code, "value": None})
         seen.take(event)
@@ -219,7 +225,7 @@ def test_what_the_log_needs_and_people_do_not_is_not_shown() -> None:
 
 def test_stopping_says_that_it_zeroizes_and_that_asking_twice_does_not_help() -> None:
     where = console(80, terminal=False)
-    view = RunView(CommandOutput(False, where))
+    view = RunView(printing(where))
     view.stopping(1)
     view.stopping(2)
     assert "keys are wiped" in text_of(where)
@@ -291,7 +297,7 @@ def test_what_comes_from_outside_is_no_markup() -> None:
 
 def test_the_machines_of_a_group_are_told_apart() -> None:
     where = console(100, terminal=False)
-    view = RunView(CommandOutput(False, where))
+    view = RunView(printing(where))
     view.expect(demanding(machines=3), None)
     story = {"outcome": Outcome.INTERRUPTED, "code": Code.INTERRUPTED}
     with view:
@@ -310,7 +316,7 @@ def test_the_machines_of_a_group_are_told_apart() -> None:
 
 def test_a_group_that_its_owner_stops_was_interrupted_by_its_owner() -> None:
     where = console(100, terminal=False)
-    view = RunView(CommandOutput(False, where))
+    view = RunView(printing(where))
     view.stopping(1)
     view.machine(1, Code.INTERRUPTED, completed=False)
     assert "1 ended: interrupted by its owner" in text_of(where)
