@@ -11,11 +11,11 @@ from glasshouse.package.assets import AssetReader
 from glasshouse.package.chunks import SealedAsset
 from glasshouse.package.grant import Grant
 from glasshouse.package.streams import Positioned
-from glasshouse.task.inputs import Buffer, Inputs, unknown_input
+from glasshouse.task.inputs import Buffer, ListedInputs
 from glasshouse.wire.canonical import Json
 
 
-class GrantInputs(Inputs):
+class GrantInputs(ListedInputs):
     """Assets of the sealed package, opened on demand into the caller's buffer.
 
     Args:
@@ -33,15 +33,6 @@ class GrantInputs(Inputs):
         self._sizes = {asset.path: asset.bytes for asset in self._grant.assets}
         self._lock = threading.Lock()
         self._recent: tuple[str, AssetReader] | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._sizes))
-
-    def size(self, name: str) -> int:
-        if name not in self._sizes:
-            raise unknown_input(name)
-        return self._sizes[name]
 
     def open(self, name: str) -> BinaryIO:
         return self._reader(name).stream()

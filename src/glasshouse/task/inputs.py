@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeAlias
@@ -39,26 +40,10 @@ class Inputs(Protocol):
         ...
 
 
-def unknown_input(name: str) -> UsageError:
-    """Return the error of a name that no input has."""
-    return UsageError(
-        Code.FILE_MISSING,
-        f"the job has no input named {name!r}",
-        hint="name it in the [inputs] table of the job file",
-    )
+class ListedInputs(Inputs):
+    """Inputs whose sizes are listed by their names."""
 
-
-class FolderInputs(Inputs):
-    """The raw leg: every regular file under a folder, named by its relative path."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    @cached_property
-    def _sizes(self) -> dict[str, int]:
-        # Listed on first need: a script that is tried out by hand may sit in a large folder.
-        files = (path for path in self._folder.rglob("*") if path.is_file())
-        return {path.relative_to(self._folder).as_posix(): path.stat().st_size for path in files}
+    _sizes: Mapping[str, int]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,8 +51,22 @@ class FolderInputs(Inputs):
 
     def size(self, name: str) -> int:
         if name not in self._sizes:
-            raise unknown_input(name)
+            hint = "name it in the [inputs] table of the job file"
+            raise UsageError(Code.FILE_MISSING, f"the job has no input named {name!r}", hint=hint)
         return self._sizes[name]
+
+
+class FolderInputs(ListedInputs):
+    """The raw leg: every regular file under a folder, named by its relative path."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:  # type: ignore[override]  # and not to be set
+        # Listed on first need: a script that is tried out by hand may sit in a large folder.
+        files = (path for path in self._folder.rglob("*") if path.is_file())
+        return {path.relative_to(self._folder).as_posix(): path.stat().st_size for path in files}
 
     def open(self, name: str) -> BinaryIO:
         self.size(name)

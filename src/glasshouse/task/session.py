@@ -24,17 +24,15 @@ def current() -> Task:
     A script that is tried out by hand, outside Glasshouse, gets a raw task over the folder named by
     ``GLASSHOUSE_INPUTS`` (else the working directory) and ``GLASSHOUSE_OUTPUTS`` (else ``outputs``).
     """
+    global _installed
     if _installed is None:
         inputs = Path(os.environ.get("GLASSHOUSE_INPUTS", ".")).resolve()
         outputs = Path(os.environ.get("GLASSHOUSE_OUTPUTS", "outputs")).resolve()
-        install(
-            Task(
-                params={},
-                inputs=FolderInputs(inputs),
-                channel=EventLines(None, outputs),
-                workspace=outputs,
-                folders=(inputs, outputs),
-            )
+        _installed = Task(
+            params={},
+            inputs=FolderInputs(inputs),
+            channel=EventLines(None, outputs),
+            workspace=outputs,
+            folders=(inputs, outputs),
         )
-    assert _installed is not None  # noqa: S101 - for the type checker: install has just set it
     return _installed

@@ -59,13 +59,9 @@ def _lacking(requirement: str, installed: Installed) -> str | None:
     except InvalidRequirement:
         return f"{requirement} is no requirement"
     try:
-        if installed is None:
-            version = importlib.metadata.version(wanted.name)
-        else:
-            version = installed[canonicalize_name(wanted.name)]
-    except KeyError:
-        return f"{requirement} is not installed"
-    except importlib.metadata.PackageNotFoundError:
+        name = wanted.name
+        version = importlib.metadata.version(name) if installed is None else installed[canonicalize_name(name)]
+    except (KeyError, importlib.metadata.PackageNotFoundError):
         return f"{requirement} is not installed"
     if not wanted.specifier.contains(version, prereleases=True):
         return f"{requirement} is wanted and {version} is installed"

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 from transformers.utils import logging as transformers_logging
 
-from glasshouse.errors import Code, GlasshouseError, PlatformError, UsageError
+from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.task.handle import Task
 from glasshouse.workloads.builtin import weights
 from glasshouse.workloads.builtin.instructions import ByteTokenizer, HubTokenizer, Tokenizer
@@ -92,8 +92,6 @@ def _hub_model(params: LoraParams, dtype: torch.dtype, options: dict[str, str]) 
         model = AutoModelForCausalLM.from_pretrained(
             params.model, dtype=dtype, use_safetensors=True, **source, **options
         )
-    except GlasshouseError:
-        raise
     except (OSError, ValueError) as error:  # every failure of the hub's client is one of these
         raise _not_found(params) from error
     return model, tokenizer

@@ -133,7 +133,7 @@ def examine(params: ScriptParams, files: Mapping[str, PlainFile]) -> list[str]:
     """Check sources, requirements and output folders; raises as `registry.examine`."""
     from glasshouse.workloads.builtin import script_files
 
-    return script_files.examine(params.script, params.module, params.requirements, params.outputs, files)
+    return script_files.examine(params, files)
 
 
 def warm() -> None:
@@ -155,7 +155,12 @@ def prepare(task: Task, params: ScriptParams) -> None:
     """Lay the inputs out and set the environment; raises as `run` before the script runs."""
     if params.script is not None and params.script not in task.inputs:
         raise UsageError(Code.FILE_MISSING, f"the package has no input named {params.script!r} to run")
-    check_requirements(params.requirements)
+    if missing := lacking(params.requirements):
+        raise RunError(
+            Code.REQUIREMENT_MISSING,
+            "this machine lacks what the script requires: " + "; ".join(missing),
+            hint="choose an image that has it, or take it out of requirements in [params]",
+        )
     os.environ.update(params.env)
     os.environ["GLASSHOUSE_INPUTS"] = str(task.input_dir)
     os.environ["GLASSHOUSE_OUTPUTS"] = str(task.output_dir)
@@ -255,16 +260,6 @@ class _Interrupt:
     def _signal(self) -> None:
         # A real signal, so that a script asleep in a system call wakes up too.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-
-def check_requirements(requirements: tuple[str, ...]) -> None:
-    """Refuse to start where a distribution is missing or has another version; raises `RunError`, naming each."""
-    if missing := lacking(requirements):
-        raise RunError(
-            Code.REQUIREMENT_MISSING,
-            "this machine lacks what the script requires: " + "; ".join(missing),
-            hint="choose an image that has it, or take it out of requirements in [params]",
-        )
 
 
 def _fix_seeds(params: ScriptParams) -> None:

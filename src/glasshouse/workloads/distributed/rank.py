@@ -17,8 +17,6 @@ from glasshouse.workloads.process.undumpable import close_to_others
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from glasshouse.errors import RunError
-    from glasshouse.task.handle import Task
     from glasshouse.task.inputs import Inputs
     from glasshouse.task.result import Result
     from glasshouse.wire.canonical import Json
@@ -74,9 +72,6 @@ def _run(channel: RankChannel) -> Result:
     from glasshouse.workloads.process import allocator, bytecode
     from glasshouse.workloads.process.job_control import JobControl
 
-    def conclude(_task: Task, outcome: Result | RunError) -> int:
-        return _report(channel, outcome)
-
     allocator.keep_freed_memory()
     inputs, table, workspace = _handed(channel)
     params = script.ScriptParams.read(table)
@@ -90,7 +85,7 @@ def _run(channel: RankChannel) -> Result:
     )
     install(task)
     bytecode.allow_third_party()
-    control = JobControl(conclude)
+    control = JobControl(lambda _task, outcome: _report(channel, outcome))
     channel.listen(control.stop)
     if channel.machine is not None:
         from glasshouse.collectives.torch_backend import reach

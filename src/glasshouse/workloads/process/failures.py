@@ -153,13 +153,6 @@ def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseEr
     return RunError(code, f"{who} failed")
 
 
-def _wanted_shared_memory(error: BaseException) -> bool:
-    """Return whether a pool, queue or lock found no /dev/shm of the worker's own: none where a namespace is missing."""
-    return any(
-        isinstance(link, PermissionError) and _SHARING & _modules(link.__traceback__).keys() for link in _chain(error)
-    )
-
-
 # How to recognise a failure, what the training or the script did, and what to do.
 _REASONS: tuple[tuple[Callable[[BaseException], bool], str, str], ...] = (
     (
@@ -180,7 +173,11 @@ _REASONS: tuple[tuple[Callable[[BaseException], bool], str, str], ...] = (
         "write to sys.stdout or sys.stderr, or to the descriptors 1 and 2",
     ),
     (
-        _wanted_shared_memory,
+        # A pool, queue or lock found no /dev/shm of the worker's own: there is none where a namespace is missing.
+        lambda error: any(
+            isinstance(link, PermissionError) and _SHARING & _modules(link.__traceback__).keys()
+            for link in _chain(error)
+        ),
         "wanted memory that processes share, and the worker has none on this machine",
         "do without processes: num_workers = 0 in a DataLoader, threads in the place of pools; or choose a "
         "machine where `glasshouse doctor` finds every namespace",

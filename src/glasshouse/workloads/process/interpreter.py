@@ -115,16 +115,12 @@ def _finalize(module: types.ModuleType) -> None:
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     # Daemon threads do not see the end of an interpreter, and so fail at nothing that it takes away.
     threading.excepthook = lambda _failure: None
-    _clear(module)
-    gc.collect()
-
-
-def _clear(module: types.ModuleType) -> None:
-    """Let go of a script's variables, private ones first: a file that was left open is written to its end."""
+    # The script's variables, private ones first: a file that was left open is written to its end.
     for private in (True, False):
         for name in list(module.__dict__):
             if (name.startswith("_") and not name.startswith("__")) is private and name != "__builtins__":
                 module.__dict__[name] = None
+    gc.collect()
 
 
 @contextmanager
