@@ -11,19 +11,7 @@ from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple, Protocol, Sel
 
 from glasshouse.package.limits import DEFAULT_BYTES, MAX_BYTES, MAX_COUNT
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.job_keys import (
-    FLAG,
-    Field,
-    Rule,
-    choice,
-    declared,
-    integer,
-    needs,
-    number,
-    read,
-    table,
-    text,
-)
+from glasshouse.workloads.job_keys import FLAG, Field, Rule, choice, declared, integer, needs, number, read, table, text
 
 COUNT = integer(1, 10**9)
 """Of steps or epochs."""
