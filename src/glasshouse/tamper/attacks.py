@@ -7,8 +7,9 @@ the launch key and with an evidence key of their own.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from glasshouse.attestation.claims import Claims, composite
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, Evidence
@@ -21,6 +22,7 @@ from glasshouse.wire.policy import Profile
 from glasshouse.wire.states import State
 
 _HOUR_US = 3600 * 1_000_000
+_Play: TypeAlias = Callable[[Owner], Reply]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,11 +33,11 @@ class Attack:
     changed: str  # what the attacker changed, in words
     check: str  # the number of the check that must notice; empty for the control
     expected: Code | None  # the code that must come back; None for the control
-    play: Callable[[Owner], Reply]  # plays it against the owner's broker and returns the broker's last answer
+    play: _Play  # plays it against the owner's broker and returns the broker's last answer
     counted: int = 1  # by how much a release moves the broker's counter
 
 
-def _with(edit: Callable[[Claims], Claims]) -> Callable[[Owner], Reply]:
+def _with(edit: Callable[[Claims], Claims]) -> _Play:
     """Return the attack that sends perfect claims, edited, with a true composite and both signatures."""
     return lambda owner: send_edited(Actor.enter(owner), edit)
 
@@ -93,70 +95,49 @@ def _control(owner: Owner) -> Reply:
     return reply
 
 
-ATTACKS: tuple[Attack, ...] = (
-    Attack(
-        name="composite hash mismatch",
-        changed="the environment digest, after the composite over the claims was made",
-        check="9",
-        expected=Code.COMPOSITE_MISMATCH,
-        play=_composite_mismatch,
-    ),
-    Attack(
-        name="manifest hash mismatch",
-        changed="the manifest hash: a package that the deployment is not for",
-        check="6",
-        expected=Code.MANIFEST_MISMATCH,
-        play=_with(lambda claims: replace(claims, manifest_sha256=secrets.token_bytes(32))),
-    ),
-    Attack(
-        name="container id mismatch",
-        changed="the container id: the launch file was carried to another container",
-        check="7",
-        expected=Code.CONTAINER_MISMATCH,
-        play=_with(lambda claims: replace(claims, container_id="another-container")),
-    ),
-    Attack(
-        name="stale timestamp",
-        changed="the times: claims made an hour before the challenge",
-        check="5",
-        expected=Code.EVIDENCE_STALE,
-        play=_with(_stale),
-    ),
-    Attack(
-        name="anti-debug disabled",
-        changed="the hardening report: dumpable and unwatched, and saying so",
-        check="11a",
-        expected=Code.ANTI_DEBUG_DISABLED,
-        play=_with(_traceable),
-    ),
-    Attack(
-        name="runtime state spoofed",
-        changed="the state: released instead of measured",
-        check="10",
-        expected=Code.STATE_MISMATCH,
-        play=_with(lambda claims: replace(claims, state=State.RELEASED)),
-    ),
-    Attack(
-        name="anti-debug profile downgrade",
-        changed="the profile: standard where the policy demands strict",
-        check="11b",
-        expected=Code.ANTI_DEBUG_DOWNGRADED,
-        play=_with(_weaker),
-    ),
-    Attack(
-        name="nonce replay",
-        changed="nothing but the nonce: perfect evidence for a challenge that was answered before",
-        check="2",
-        expected=Code.NONCE_REPLAYED,
-        play=_nonce_replay,
-    ),
-    Attack(
-        name="JWT claim mismatch",
-        changed="the launch token: a genuine one for the same launch key, but of another run",
-        check="3",
-        expected=Code.TOKEN_CLAIM,
-        play=_token_claim_mismatch,
-    ),
-)
+def attacks(changed: Mapping[str, str], refused: Mapping[str, tuple[str, Code, _Play]]) -> tuple[Attack, ...]:
+    """Return attacks, by what the attacker changed, and by the check that must notice, its code and the play."""
+    return tuple(
+        Attack(name=name, changed=changed[name], check=check, expected=expected, play=play)
+        for name, (check, expected, play) in refused.items()
+    )
 
+
+_CHANGED = {
+    "composite hash mismatch": "the environment digest, after the composite over the claims was made",
+    "manifest hash mismatch": "the manifest hash: a package that the deployment is not for",
+    "container id mismatch": "the container id: the launch file was carried to another container",
+    "stale timestamp": "the times: claims made an hour before the challenge",
+    "anti-debug disabled": "the hardening report: dumpable and unwatched, and saying so",
+    "runtime state spoofed": "the state: released instead of measured",
+    "anti-debug profile downgrade": "the profile: standard where the policy demands strict",
+    "nonce replay": "nothing but the nonce: perfect evidence for a challenge that was answered before",
+    "JWT claim mismatch": "the launch token: a genuine one for the same launch key, but of another run",
+}
+ATTACKS = attacks(
+    _CHANGED,
+    {
+        "composite hash mismatch": ("9", Code.COMPOSITE_MISMATCH, _composite_mismatch),
+        "manifest hash mismatch": (
+            "6",
+            Code.MANIFEST_MISMATCH,
+            _with(lambda claims: replace(claims, manifest_sha256=secrets.token_bytes(32))),
+        ),
+        "container id mismatch": (
+            "7",
+            Code.CONTAINER_MISMATCH,
+            _with(lambda claims: replace(claims, container_id="another-container")),
+        ),
+        "stale timestamp": ("5", Code.EVIDENCE_STALE, _with(_stale)),
+        "anti-debug disabled": ("11a", Code.ANTI_DEBUG_DISABLED, _with(_traceable)),
+        "runtime state spoofed": (
+            "10",
+            Code.STATE_MISMATCH,
+            _with(lambda claims: replace(claims, state=State.RELEASED)),
+        ),
+        "anti-debug profile downgrade": ("11b", Code.ANTI_DEBUG_DOWNGRADED, _with(_weaker)),
+        "nonce replay": ("2", Code.NONCE_REPLAYED, _nonce_replay),
+        "JWT claim mismatch": ("3", Code.TOKEN_CLAIM, _token_claim_mismatch),
+    },
+)
 CONTROL = Attack(name="valid control", changed="nothing", check="", expected=None, play=_control)

@@ -13,7 +13,7 @@ from glasshouse.broker.client.owner_client import Reply
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge
-from glasshouse.tamper.attacks import Attack, send_edited
+from glasshouse.tamper.attacks import Attack, attacks, send_edited
 from glasshouse.tamper.stage import Actor, Owner, any_measurement
 from glasshouse.wire.signing import SigningKey
 
@@ -104,42 +104,22 @@ def _control(owner: Owner) -> Reply:
     return replies[-1][1]
 
 
-GROUP_ATTACKS: tuple[Attack, ...] = (
-    Attack(
-        name="group: a patched machine",
-        changed="the measurement of one machine; another asks for the release that it was waiting for",
-        check="14",
-        expected=Code.RANK_REFUSED,
-        play=_another_measurement,
-    ),
-    Attack(
-        name="group: a missing machine",
-        changed="nothing: one of three machines never comes, and the others ask until the deadline",
-        check="14",
-        expected=Code.RANK_REFUSED,
-        play=_missing,
-    ),
-    Attack(
-        name="group: another's place",
-        changed="the launch token: a genuine one for the same key, of another machine of the group",
-        check="3",
-        expected=Code.TOKEN_CLAIM,
-        play=_another_index,
-    ),
-    Attack(
-        name="group: another group's token",
-        changed="the launch token: a genuine one for the same key and place, of an earlier group",
-        check="3",
-        expected=Code.TOKEN_CLAIM,
-        play=_another_group,
-    ),
-    Attack(
-        name="group: one runtime as two",
-        changed="the evidence key: one machine's, named by another, so that one of them suffices",
-        check="13",
-        expected=Code.RELEASE_BUDGET,
-        play=_one_for_two,
-    ),
+_CHANGED = {
+    "group: a patched machine": "the measurement of one machine; another asks for the release that it was waiting for",
+    "group: a missing machine": "nothing: one of three machines never comes, and the others ask until the deadline",
+    "group: another's place": "the launch token: a genuine one for the same key, of another machine of the group",
+    "group: another group's token": "the launch token: a genuine one for the same key and place, of an earlier group",
+    "group: one runtime as two": "the evidence key: one machine's, named by another, so that one of them suffices",
+}
+GROUP_ATTACKS = attacks(
+    _CHANGED,
+    {
+        "group: a patched machine": ("14", Code.RANK_REFUSED, _another_measurement),
+        "group: a missing machine": ("14", Code.RANK_REFUSED, _missing),
+        "group: another's place": ("3", Code.TOKEN_CLAIM, _another_index),
+        "group: another group's token": ("3", Code.TOKEN_CLAIM, _another_group),
+        "group: one runtime as two": ("13", Code.RELEASE_BUDGET, _one_for_two),
+    },
 )
 
 GROUP_CONTROL = Attack(
