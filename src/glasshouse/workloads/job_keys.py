@@ -221,7 +221,9 @@ def read(
         if field.name in values:
             found[field.name] = _read(field.kind, values[field.name], _path(path, field.name))
         elif field.default is REQUIRED:
-            raise _missing(field, path, unknown)
+            name, near = _path(path, field.name), _near(field.name, unknown)
+            hint = f"{_path(path, near)!r} is not known: did you mean {name!r}?" if near else ""
+            raise UsageError(Code.JOB_INVALID, f"{name} is missing; it must be {field.kind.allowed}", hint=hint)
         else:
             inner = field.kind.fields and field.default is not None
             found[field.name] = field.kind.read(field.default, _path(path, field.name)) if inner else field.default
@@ -247,13 +249,6 @@ def _read(kind: Kind, value: Any, path: str, *, shown: bool = True) -> Any:
         return kind.read(value, path)
     except ValueError:
         raise invalid(path, kind.allowed, *([value] if shown else [])) from None
-
-
-def _missing(field: Field, path: str, unknown: list[str]) -> UsageError:
-    name = _path(path, field.name)
-    near = _near(field.name, unknown)
-    hint = f"{_path(path, near)!r} is not known: did you mean {name!r}?" if near else ""
-    return UsageError(Code.JOB_INVALID, f"{name} is missing; it must be {field.kind.allowed}", hint=hint)
 
 
 def _near(name: str, others: Collection[str]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,11 @@ def lines(*records: object) -> list[bytes]:
     return [json.dumps(record).encode() + b"\n" for record in records]
 
 
+def text_of(ids: Iterable[int]) -> str:
+    """Return what ids of the byte tokenizer stand for, without its special tokens."""
+    return bytes(i - 2 for i in ids if i >= 2).decode()
+
+
 def test_a_record_becomes_a_prompt_and_an_answer() -> None:
     tokenizer = ByteTokenizer()
     found = encode_records(
@@ -27,11 +33,11 @@ def test_a_record_becomes_a_prompt_and_an_answer() -> None:
         name="t",
     )
     ids, prompt = found.example(0)
-    assert tokenizer.decode(ids[:prompt]) == "### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n"
-    assert tokenizer.decode(ids[prompt:]) == "3"
+    assert text_of(ids[:prompt]) == "### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n"
+    assert text_of(ids[prompt:]) == "3"
     assert ids[-1] == tokenizer.end_id
     ids, prompt = found.example(1)
-    assert tokenizer.decode(ids) == "### Instruction:\nHi\n\n### Response:\nho"
+    assert text_of(ids) == "### Instruction:\nHi\n\n### Response:\nho"
     assert len(found) == 2
 
 
@@ -91,7 +97,7 @@ def test_data_with_nothing_to_train_on_is_refused_with_the_reason(content: list[
 def test_the_byte_tokenizer_loses_nothing(text: str) -> None:
     tokenizer = ByteTokenizer()
     ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == text
+    assert text_of(ids) == text
     assert all(tokenizer.end_id < i < 258 for i in ids)
 
 

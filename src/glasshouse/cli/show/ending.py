@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.text import Text
@@ -100,7 +100,9 @@ def _say(output: CommandOutput, ended: Ended, account: Account, home: Path | Non
     if conclusion.code is Code.PLATFORM:
         facts["reason"] = runtime_hint(_blamed(ended), conclusion.code)
     if costs := cost_facts(account.rental, account.cost):
-        facts |= {"rental": costs.pop("rental"), "of that": _table(costs)}
+        facts["rental"] = costs.pop("rental")
+        width = max(map(len, costs), default=0) + 2
+        facts["of that"] = "\n".join(name.ljust(width) + text for name, text in costs.items())
     facts["receipt"] = verdict_words(conclusion.verdict, level)
     problem = conclusion.problem or account.problem
     facts["problem"] = Text(printable(problem), style="red") if problem else None
@@ -111,11 +113,6 @@ def _say(output: CommandOutput, ended: Ended, account: Account, home: Path | Non
 
 def _why(end: Conclusion) -> str:
     return f" ({end.code.value})" if end.code and end.code.value != end.outcome.value else ""
-
-
-def _table(costs: Mapping[str, str]) -> str:
-    width = max(map(len, costs), default=0) + 2
-    return "\n".join(name.ljust(width) + text for name, text in costs.items())
 
 
 def _ranks(group: Group, conclusion: Conclusion) -> str:

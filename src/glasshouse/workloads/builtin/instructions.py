@@ -40,14 +40,9 @@ class ByteTokenizer(Tokenizer):
 
     pad_id = 0
     end_id = 1
-    _FIRST_BYTE = 2
 
     def encode(self, text: str) -> list[int]:
-        return [byte + self._FIRST_BYTE for byte in text.encode("utf-8")]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Inverse of `encode`; special tokens and what is not UTF-8 are left out."""
-        return bytes(i - self._FIRST_BYTE for i in ids if 0 <= i - self._FIRST_BYTE < 256).decode("utf-8", "ignore")
+        return [byte + 2 for byte in text.encode("utf-8")]
 
 
 class HubTokenizer(Tokenizer):

@@ -37,7 +37,8 @@ def examine(params: ScriptParams, files: Mapping[str, PlainFile]) -> list[str]:
     """Check sources, requirements and output folders of a job; see `registry.examine`."""
     _check_outputs(params.outputs, files)
     notes = [note for requirement in params.requirements if (note := _requirement(requirement))]
-    main = params.script or _file_of(str(params.module), files)
+    path = str(params.module).replace(".", "/")
+    main = params.script or next((name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), None)
     if main is None:
         notes.append(f"the module {params.module!r} is not among the [inputs]: the rented machine must have it")
     version = f"Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -69,11 +70,6 @@ def _check_outputs(outputs: Sequence[str], files: Mapping[str, PlainFile]) -> No
                     f"the input {name!r} lies where the outputs of {folder!r} do",
                     hint='call it otherwise, or name other folders with outputs = ["…"] in [params]',
                 )
-
-
-def _file_of(module: str, files: Mapping[str, PlainFile]) -> str | None:
-    path = module.replace(".", "/")
-    return next((name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), None)
 
 
 def _compile(name: str, file: PlainFile) -> None:
