@@ -185,7 +185,7 @@ def exactly_one(one: str, other: str) -> Rule:
 
     def check(given: Mapping[str, Any], path: str) -> None:
         if (one in given) == (other in given):
-            raise UsageError(Code.JOB_INVALID, f"{path}.{one} or {path}.{other}: exactly one of them must be there")
+            raise job_invalid(f"{path}.{one} or {path}.{other}: exactly one of them must be there")
 
     schema = {"oneOf": [{"required": [one]}, {"required": [other]}]}
     return Rule(f"Either `{one}` or `{other}` must be there.", schema, check)
@@ -200,10 +200,15 @@ def declared(table: type) -> tuple[Field, ...]:
     return tuple(Field(name, kind, meaning, defaults[name]) for name, (kind, meaning) in marked)
 
 
+def job_invalid(message: str, *, hint: str = "") -> UsageError:
+    """Return the error of a job file, or of what it names."""
+    return UsageError(Code.JOB_INVALID, message, hint=hint)
+
+
 def invalid(path: str, allowed: str, *given: Any) -> UsageError:
     """Return the error of a key, such as ``params.steps``, that must be `allowed` and was `given`."""
     instead = f", not {_short(given[0])}" if given else ""
-    return UsageError(Code.JOB_INVALID, f"{path} must be {allowed}{instead}")
+    return job_invalid(f"{path} must be {allowed}{instead}")
 
 
 def read(
@@ -223,14 +228,13 @@ def read(
         elif field.default is REQUIRED:
             name, near = _path(path, field.name), _near(field.name, unknown)
             hint = f"{_path(path, near)!r} is not known: did you mean {name!r}?" if near else ""
-            raise UsageError(Code.JOB_INVALID, f"{name} is missing; it must be {field.kind.allowed}", hint=hint)
+            raise job_invalid(f"{name} is missing; it must be {field.kind.allowed}", hint=hint)
         else:
             inner = field.kind.fields and field.default is not None
             found[field.name] = field.kind.read(field.default, _path(path, field.name)) if inner else field.default
     if unknown:
         near = _near(unknown[0], known)
-        raise UsageError(
-            Code.JOB_INVALID,
+        raise job_invalid(
             f"{_path(path, unknown[0])[:_SHOWN_CHARS]} is not known",
             hint=(f"did you mean {near!r}? " if near else "") + "known: " + ", ".join(sorted(known)),
         )

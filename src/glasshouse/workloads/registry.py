@@ -10,11 +10,10 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
-from glasshouse.errors import Code, UsageError
 from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.job_keys import invalid
+from glasshouse.workloads.job_keys import invalid, job_invalid
 from glasshouse.workloads.params import Example, Params, PlainFile, travelling
 from glasshouse.workloads.process.job_control import JobControl
 
@@ -73,7 +72,7 @@ def examine(kind: str, params: Params, files: Mapping[str, PlainFile]) -> list[s
         name = getattr(params, key)
         if name is not None and name not in files:
             shown = ", ".join([*files][:5]) + (" ..." if len(files) > 5 else "")
-            raise UsageError(Code.JOB_INVALID, f"params.{key} = {name!r} is not among the [inputs]: {shown}")
+            raise job_invalid(f"params.{key} = {name!r} is not among the [inputs]: {shown}")
     return load(kind).examine(params, files)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, BinaryIO, Protocol
 
-from glasshouse.errors import Code, UsageError
+from glasshouse.workloads.job_keys import job_invalid
 
 _MAX_LINE_BYTES = 16 << 20
 _MAX_KEYS_CHARS = 200
@@ -51,10 +51,10 @@ class HubTokenizer(Tokenizer):
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         if tokenizer.eos_token_id is None:
-            raise UsageError(Code.JOB_INVALID, "the model's tokenizer has no token that ends a text")
+            raise job_invalid("the model's tokenizer has no token that ends a text")
         self.end_id = int(tokenizer.eos_token_id)
         if not self.encode("".join(map(chr, range(33, 127)))):  # every printable character, and it has none
-            raise UsageError(Code.JOB_INVALID, "the model's tokenizer has no vocabulary: is tokenizer.json missing?")
+            raise job_invalid("the model's tokenizer has no vocabulary: is tokenizer.json missing?")
         self.pad_id = self.end_id if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
 
     def encode(self, text: str) -> list[int]:
@@ -129,8 +129,8 @@ def check_records(
         try:
             ids = encode(prompt)
         except ValueError as error:
-            raise UsageError(
-                Code.JOB_INVALID, f"{where}: the model's tokenizer gives up on it: {error}", hint="take that record out"
+            raise job_invalid(
+                f"{where}: the model's tokenizer gives up on it: {error}", hint="take that record out"
             ) from None
         if len(ids) < max_length:
             take(ids, answer)
@@ -138,10 +138,9 @@ def check_records(
             skipped += 1
             shortest = min(len(ids), shortest or len(ids))
     if not records:
-        raise UsageError(Code.JOB_INVALID, f"{name} has no usable record: it is empty", hint=_FORM)
+        raise job_invalid(f"{name} has no usable record: it is empty", hint=_FORM)
     if skipped == records:
-        raise UsageError(
-            Code.JOB_INVALID,
+        raise job_invalid(
             f"{name} has no usable record: all are too long ({skipped} of them); max_length is {max_length} "
             f"tokens, and the shortest has {shortest} before its answer begins",
             hint=f"raise max_length in [params] beyond {shortest}, with room for the answer",
@@ -151,23 +150,21 @@ def check_records(
 
 def _texts(line: bytes, where: str) -> tuple[str, str]:
     if len(line) > _MAX_LINE_BYTES:
-        raise UsageError(Code.JOB_INVALID, f"{where} is longer than {_MAX_LINE_BYTES} bytes", hint=_FORM)
+        raise job_invalid(f"{where} is longer than {_MAX_LINE_BYTES} bytes", hint=_FORM)
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
-        raise UsageError(Code.JOB_INVALID, f"{where} is not a JSON object", hint=_FORM)
+        raise job_invalid(f"{where} is not a JSON object", hint=_FORM)
     for key in ("instruction", "output"):
         if key not in record:
             keys = ", ".join(sorted(record))[:_MAX_KEYS_CHARS]
-            raise UsageError(Code.JOB_INVALID, f"{where} has no {key!r}, only: {keys or 'nothing'}", hint=_FORM)
+            raise job_invalid(f"{where} has no {key!r}, only: {keys or 'nothing'}", hint=_FORM)
     parts = {key: record.get(key, "") for key in ("instruction", "input", "output")}
     if not all(isinstance(part, str) for part in parts.values()) or not parts["instruction"] or not parts["output"]:
-        raise UsageError(
-            Code.JOB_INVALID, f"{where} needs the texts instruction and output, and may have input", hint=_FORM
-        )
+        raise job_invalid(f"{where} needs the texts instruction and output, and may have input", hint=_FORM)
     if any("\ud800" <= sign <= "\udfff" for part in parts.values() for sign in part):
-        raise UsageError(Code.JOB_INVALID, f"{where} holds half a character (a lone surrogate)")
+        raise job_invalid(f"{where} holds half a character (a lone surrogate)")
     middle = f"### Input:\n{parts['input']}\n\n" if parts["input"] else ""
     return f"### Instruction:\n{parts['instruction']}\n\n{middle}### Response:\n", parts["output"]

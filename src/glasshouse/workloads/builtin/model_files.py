@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.package.safetensors import tensor_spans
 from glasshouse.workloads.builtin import instructions
+from glasshouse.workloads.job_keys import job_invalid
 from glasshouse.workloads.params import PlainFile
 
 SIDE_FILES = (".json", ".txt", ".model", ".jinja")
@@ -96,7 +97,7 @@ def check_model(model: str, targets: tuple[str, ...], files: Mapping[str, PlainF
     folder = _folder(model)
     names = [name for name in files if name.startswith(f"{folder}/")]
     if not names:
-        raise UsageError(Code.JOB_INVALID, f"params.model names the folder {folder!r}, which is not among the [inputs]")
+        raise job_invalid(f"params.model names the folder {folder!r}, which is not among the [inputs]")
     notes = _check_config(folder, files)
     layers = {"lm_head"}  # which may share the embedding's weights, and has none of its own
     for name in weight_files(lambda name: files[name].open(), f"{folder}/", names):
@@ -138,7 +139,7 @@ def _encoder(data: str, model: str, files: Mapping[str, PlainFile]) -> tuple[Cal
     try:
         found = Tokenizer.from_buffer(content)
     except Exception as error:  # what its parser raises has no type of its own
-        raise UsageError(Code.JOB_INVALID, f"{name} is no tokenizer: {str(error).splitlines()[0]}") from None
+        raise job_invalid(f"{name} is no tokenizer: {str(error).splitlines()[0]}") from None
 
     def encode(text: str) -> list[int]:
         try:
@@ -159,7 +160,7 @@ def _shards(stream: BinaryIO, index: str) -> list[str]:
     try:
         shards = set(json.loads(stream.read(_MAX_INDEX_BYTES))["weight_map"].values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise UsageError(Code.JOB_INVALID, f"{index} is no index of weights") from None
+        raise job_invalid(f"{index} is no index of weights") from None
     return sorted(map(str, shards))
 
 
@@ -173,12 +174,12 @@ def _check_config(folder: str, files: Mapping[str, PlainFile]) -> list[str]:
         with files[name].open() as stream:
             config = json.loads(stream.read(_MAX_CONFIG_BYTES))
     except (ValueError, RecursionError) as error:
-        raise UsageError(Code.JOB_INVALID, f"{name} is not JSON: {str(error).splitlines()[0]}") from None
+        raise job_invalid(f"{name} is not JSON: {str(error).splitlines()[0]}") from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise UsageError(Code.JOB_INVALID, f"{name} has no model_type, so it is no model that transformers can load")
+        raise job_invalid(f"{name} has no model_type, so it is no model that transformers can load")
     for key, value in config.items():
         if "layer" in key and isinstance(value, int) and value > _MOST_LAYERS:
-            raise UsageError(Code.JOB_INVALID, f"{name}: {key} is {value}, more than any model has")
+            raise job_invalid(f"{name}: {key} is {value}, more than any model has")
     if importlib.util.find_spec("transformers") is None:
         return [f"{name} was read and not tried: transformers is not installed here"]
     _load_config(folder, config)
@@ -196,13 +197,9 @@ def _load_config(folder: str, config: dict[str, Any]) -> None:
             found = AutoConfig.from_pretrained(scratch, trust_remote_code=False)
         except Exception as error:  # each architecture checks its own settings in its own way
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UsageError(
-                Code.JOB_INVALID, f"{folder}/config.json is no model that transformers can load: {why}"
-            ) from None
+            raise job_invalid(f"{folder}/config.json is no model that transformers can load: {why}") from None
     if found.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise UsageError(
-            Code.JOB_INVALID, f"{folder}/config.json: a model of the type {found.model_type!r} writes no text"
-        )
+        raise job_invalid(f"{folder}/config.json: a model of the type {found.model_type!r} writes no text")
 
 
 def _layers(name: str, file: PlainFile) -> set[str]:
@@ -211,7 +208,7 @@ def _layers(name: str, file: PlainFile) -> set[str]:
         try:
             spans = tensor_spans(_Seekable(stream, file.bytes))
         except FormatError as error:
-            raise UsageError(Code.JOB_INVALID, f"{name} is not valid safetensors: {error.message}") from None
+            raise job_invalid(f"{name} is not valid safetensors: {error.message}") from None
     return {
         span.name.removesuffix(".weight").rpartition(".")[2]
         for span in spans
@@ -225,8 +222,7 @@ def _check_targets(targets: tuple[str, ...], layers: set[str], where: str) -> No
     if missing:
         known = sorted(layers)
         more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
-        raise UsageError(
-            Code.JOB_INVALID,
+        raise job_invalid(
             f"params.target_modules: the model {where!r} has no layers named {', '.join(map(repr, missing))}",
             hint=f"it has: {', '.join(known[:_MOST_NAMED])}{more}",
         )

@@ -19,6 +19,7 @@ from glasshouse.workloads.builtin import weights
 from glasshouse.workloads.builtin.instructions import ByteTokenizer, HubTokenizer, Tokenizer
 from glasshouse.workloads.builtin.lora_params import LoraParams
 from glasshouse.workloads.builtin.model_files import QWEN2, SIDE_FILES, weight_files
+from glasshouse.workloads.job_keys import job_invalid
 from glasshouse.workloads.process import environment
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -69,9 +70,7 @@ def _packed_model(
         with torch.device("meta"):
             kind = type(AutoModelForCausalLM.from_config(config))
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(
-            Code.JOB_INVALID, f"the package's folder {folder!r} is no model that transformers can load"
-        ) from error
+        raise job_invalid(f"the package's folder {folder!r} is no model that transformers can load") from error
     state: dict[str, Any] = {}
     opener = weights.opener(device)
     for name in names_of_weights:
@@ -131,8 +130,8 @@ def attach(model: Any, params: LoraParams) -> Any:
     try:
         return get_peft_model(model, config, autocast_adapter_dtype=True)
     except ValueError as error:
-        raise UsageError(
-            Code.JOB_INVALID, f"params.target_modules: the model has no linear layers named {params.target_modules}"
+        raise job_invalid(
+            f"params.target_modules: the model has no linear layers named {params.target_modules}"
         ) from error
 
 

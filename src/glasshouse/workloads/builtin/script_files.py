@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from glasshouse.errors import Code, UsageError
+from glasshouse.workloads.job_keys import job_invalid
 from glasshouse.workloads.params import PlainFile
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ def examine(params: ScriptParams, files: Mapping[str, PlainFile]) -> list[str]:
         except SyntaxError as error:
             where = f"{name} line {error.lineno or 1}: {error.msg}"
             if name == main:
-                raise UsageError(
-                    Code.JOB_INVALID, f"{where}; it is not valid {version}", hint="mend it, then seal again"
-                ) from None
+                raise job_invalid(f"{where}; it is not valid {version}", hint="mend it, then seal again") from None
             notes.append(f"{where}; a run that imports it fails under {version}")
     return notes
 
@@ -65,8 +63,7 @@ def _check_outputs(outputs: Sequence[str], files: Mapping[str, PlainFile]) -> No
     for folder in outputs:
         for name in files:
             if f"{name}/".startswith(f"{folder}/") or f"{folder}/".startswith(f"{name}/"):
-                raise UsageError(
-                    Code.JOB_INVALID,
+                raise job_invalid(
                     f"the input {name!r} lies where the outputs of {folder!r} do",
                     hint='call it otherwise, or name other folders with outputs = ["…"] in [params]',
                 )
@@ -89,8 +86,7 @@ def _requirement(text: str) -> str:
     try:
         Requirement(text)
     except InvalidRequirement as error:
-        raise UsageError(
-            Code.JOB_INVALID,
+        raise job_invalid(
             f"params.requirements: {text!r} is no requirement: {str(error).splitlines()[0]}",
             hint="write it as name, or name>=1.2,<2",
         ) from None

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
-from glasshouse.errors import Code, FormatError, GlasshouseError, RunError, UsageError
+from glasshouse.errors import Code, FormatError, GlasshouseError, RunError
 from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
@@ -26,6 +26,7 @@ from glasshouse.wire.group import MAX_MACHINES
 from glasshouse.wire.record import LEFT_OUT, Record, integer
 from glasshouse.wire.workloads import SCRIPT
 from glasshouse.workloads import registry
+from glasshouse.workloads.job_keys import job_invalid
 from glasshouse.workloads.process import allocator, bytecode, environment, failures
 from glasshouse.workloads.process.job_control import JobControl
 
@@ -177,9 +178,7 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
         from glasshouse.workloads.distributed.ranked_script import RankedScript
 
         if kind != SCRIPT:
-            raise UsageError(
-                Code.JOB_INVALID, f"{kind} runs in one process: several ranks are for a script of your own"
-            )
+            raise job_invalid(f"{kind} runs in one process: several ranks are for a script of your own")
         ranked = RankedScript(ranks, leg.channel)
         warm = ranked.warm
     started = time.perf_counter_ns()
@@ -195,8 +194,7 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
     params = workload.Params.read(table)
     channel, waits = leg.channel, None
     if params.slots is not None and ranks is not None:
-        raise UsageError(
-            Code.JOB_INVALID,
+        raise job_invalid(
             "a job of several ranks cannot be measured: one process would wait for its slot and the others for it",
             hint="measure it in one process; make bench-collectives, in a checkout, measures the exchange of several",
         )
