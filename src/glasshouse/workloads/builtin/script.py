@@ -133,7 +133,7 @@ def examine(params: ScriptParams, files: Mapping[str, PlainFile]) -> list[str]:
     """Check sources, requirements and output folders; raises as `registry.examine`."""
     from glasshouse.workloads.builtin import script_files
 
-    return script_files.examine(params, files)
+    return script_files.examine(params.script, params.module, params.requirements, params.outputs, files)
 
 
 def warm() -> None:

@@ -6,13 +6,9 @@ import ast
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from glasshouse.workloads.job_keys import job_invalid
 from glasshouse.workloads.params import PlainFile
-
-if TYPE_CHECKING:
-    from glasshouse.workloads.builtin.script import ScriptParams
 
 _MAX_SOURCE_BYTES = 4 << 20  # a parser's tree takes some forty times as much
 
@@ -33,14 +29,20 @@ _WRITERS = {
 _METHODS = {"to_pickle": "a pickle"}  # of a data frame, whatever its name
 
 
-def examine(params: ScriptParams, files: Mapping[str, PlainFile]) -> list[str]:
+def examine(
+    script: str | None,
+    module: str | None,
+    requirements: Sequence[str],
+    outputs: Sequence[str],
+    files: Mapping[str, PlainFile],
+) -> list[str]:
     """Check sources, requirements and output folders of a job; see `registry.examine`."""
-    _check_outputs(params.outputs, files)
-    notes = [note for requirement in params.requirements if (note := _requirement(requirement))]
-    path = str(params.module).replace(".", "/")
-    main = params.script or next((name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), None)
+    _check_outputs(outputs, files)
+    notes = [note for requirement in requirements if (note := _requirement(requirement))]
+    path = str(module).replace(".", "/")
+    main = script or next((name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), None)
     if main is None:
-        notes.append(f"the module {params.module!r} is not among the [inputs]: the rented machine must have it")
+        notes.append(f"the module {module!r} is not among the [inputs]: the rented machine must have it")
     version = f"Python {sys.version_info.major}.{sys.version_info.minor}"
     for name in sorted(files):
         if not name.endswith(".py") and name != main:
