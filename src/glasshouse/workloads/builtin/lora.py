@@ -82,76 +82,70 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     if params.slots is not None:
         lengths = {len(examples.example(index)[0]) for index in range(len(examples))}
         task.tokens_per_step = params.batch_size * lengths.pop() if len(lengths) == 1 else None
-    loop = _Loop(task, params, model, _batches(torch, examples, tokenizer.pad_id, params, device))
-    result = training.loop(
-        task,
-        device,
-        unit="step",
-        count=params.steps,
-        seconds=params.seconds,
-        step=loop.step,
-        after=loop.after,
-        check=loop.check,
-    )
+    result = _train(task, params, model, _batches(torch, examples, tokenizer.pad_id, params, device), device)
     digest = task.save_bytes("adapter_model.safetensors", models.weights_bytes(model))
     task.save_bytes("adapter_config.json", models.config_bytes(model))
     training.log(f"lora: adapter_model.safetensors sha256 {digest}")
     return replace(result, trainable=training.trainable(model), digests={"adapter": digest})
 
 
-class _Loop:
-    """One job's steps. Losses are checked one step late: a GPU is never waited for with nothing left to do."""
+def _train(task: Task, params: LoraParams, model: Any, batches: Iterator[dict[str, Any]], device: Any) -> Result:
+    """Take the steps. Losses are checked one step late: a GPU is never waited for with nothing left to do."""
+    import torch
 
-    def __init__(self, task: Task, params: LoraParams, model: Any, batches: Iterator[dict[str, Any]]) -> None:
-        import torch
+    from glasshouse.workloads.builtin import models, training
+    from glasshouse.workloads.measurement import phases
 
-        from glasshouse.workloads.measurement import phases
+    phase = phases.ranges(params.profile)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=params.learning_rate, weight_decay=params.weight_decay)
+    before: Any = None
 
-        self._phase = phases.ranges(params.profile)
-        self._task, self._params, self._model, self._batches = task, params, model, batches
-        self._clip = torch.nn.utils.clip_grad_norm_
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.AdamW(self._trained, lr=params.learning_rate, weight_decay=params.weight_decay)
-        self._loss: Any = None
-
-    def step(self, done: int) -> Any:
-        params = self._params
+    def step(done: int) -> Any:
+        nonlocal before
         if done <= params.warmup_steps:
             warming = done < params.warmup_steps
-            for group in self._optimizer.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = (
                     params.learning_rate * (done + 1) / params.warmup_steps if warming else params.learning_rate
                 )
-        with self._phase("data"):
-            batch = next(self._batches)
-        with self._phase("forward"):
-            loss = self._model(**batch).loss
-        with self._phase("backward"):
+        with phase("data"):
+            batch = next(batches)
+        with phase("forward"):
+            loss = model(**batch).loss
+        with phase("backward"):
             loss.backward()
-        with self._phase("optimizer"):
+        with phase("optimizer"):
             if params.gradient_clip:
-                self._clip(self._trained, params.gradient_clip)
-            self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
-        self.check(self._loss, done)
-        self._loss = loss.detach()
-        return self._loss
+                torch.nn.utils.clip_grad_norm_(trained, params.gradient_clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        check(before, done)
+        before = loss.detach()
+        return before
 
-    def after(self, done: int, loss: Any, _reported: bool) -> None:
-        from glasshouse.workloads.builtin import models
-
-        if self._params.checkpoint_every and done % self._params.checkpoint_every == 0:
-            self.check(loss, done)
-            with self._phase("checkpoint"):
+    def after(done: int, loss: Any, _reported: bool) -> None:
+        if params.checkpoint_every and done % params.checkpoint_every == 0:
+            check(loss, done)
+            with phase("checkpoint"):
                 name = f"checkpoints/step-{done}/adapter_model.safetensors"
-                self._task.checkpoint(name, models.weights_bytes(self._model))
+                task.checkpoint(name, models.weights_bytes(model))
 
-    def check(self, loss: Any, step: int) -> None:
-        from glasshouse.workloads.builtin.training import check_finite
-
-        if self._params.fail_on_nonfinite:
+    def check(loss: Any, done: int) -> None:
+        if params.fail_on_nonfinite:
             hint = "lower learning_rate, or look at the data; fail_on_nonfinite = false goes on regardless"
-            check_finite(loss, f"step {step}", hint)
+            training.check_finite(loss, f"step {done}", hint)
+
+    return training.loop(
+        task,
+        device,
+        unit="step",
+        count=params.steps,
+        seconds=params.seconds,
+        step=step,
+        after=after,
+        check=check,
+    )
 
 
 def _batches(torch: Any, examples: Any, pad_id: int, params: LoraParams, device: Any) -> Iterator[dict[str, Any]]:

@@ -71,14 +71,12 @@ class _Loader(SourceFileLoader):
         return code
 
 
-def _site_folders() -> list[str]:
-    """Return this environment's folders of packages, and those of others that a `.pth` file adds to the search path."""
-    return [*site.getsitepackages(), *(path for path in sys.path if os.path.basename(path.rstrip("/")) in _SITES)]  # noqa: PTH119
-
-
 def allow_third_party(folders: list[str] | None = None) -> None:
     """Load modules below `folders` (site-packages by default) by their caches, before the owner's code is imported."""
-    roots = tuple(folder.rstrip("/") for folder in (_site_folders() if folders is None else folders))
+    if folders is None:  # this environment's, and those of others that a `.pth` file adds to the search path
+        added = (path for path in sys.path if os.path.basename(path.rstrip("/")) in _SITES)  # noqa: PTH119
+        folders = [*site.getsitepackages(), *added]
+    roots = tuple(folder.rstrip("/") for folder in folders)
 
     class Loader(_Loader):
         without_cache = MEASURED | {name.partition(".")[0] for name in sys.modules}
