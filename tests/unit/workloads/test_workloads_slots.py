@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glasshouse.errors import FormatError, PlatformError
+from glasshouse.errors import FormatError, PlatformError, UsageError
 from glasshouse.workloads.measurement import slots
 from glasshouse.workloads.measurement.slots import Pacer, Plan, order_of
 from simulators.slot_clock import MS, SEED, SlotClock, plan, train
@@ -179,7 +179,9 @@ def test_a_plan_travels_in_sealed_parameters_and_comes_back() -> None:
     "change", [{"slot_ns": 999_999}, {"slot_ns": 61 * 10**9}, {"steps": 0}, {"uncounted": 0}, {"warmup_steps": 1 << 18}]
 )
 def test_a_plan_outside_its_limits_is_refused(change: dict[str, int]) -> None:
-    with pytest.raises(FormatError, match=next(iter(change))):
+    with pytest.raises(UsageError, match=next(iter(change))):
+        plan(**change)
+    with pytest.raises(UsageError):
         Plan.from_json({**plan().to_json(), **change})
 
 

@@ -26,7 +26,7 @@ class MeasuredSteps:
         profile: how many steps after the warm-up are profiled; None for none.
 
     Raises:
-        FormatError: `schema`, for a schedule outside its limits.
+        UsageError: `usage`, for a schedule outside its limits.
     """
 
     def __init__(

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TypeAlias
 
-from glasshouse.errors import Code, PlatformError
+from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.task.result import decimal
 from glasshouse.wire.canonical import Json, encode
-from glasshouse.wire.record import Codec, Record, Sha256, choice, integer, text
+from glasshouse.wire.record import Codec, Record, Sha256, choice, text
 
 ARMS = ("P", "R")  # protected and raw; in a null measurement both are raw
 ALONE = "A"  # each slot is its own: a calibration, or a run with a target of its own
@@ -31,10 +31,7 @@ _ORDERS = ("RPPR", "PRRP")
 _DOMAIN = b"glasshouse/slots/v1\x00"
 # A clock that counts nanoseconds since the machine's start passes 2^53 after 104 days, so it travels as text.
 _INSTANT = text(19, re.compile(r"0|[1-9][0-9]{0,18}"))
-_COUNT = integer(0, 2**62 - 1)
-Instant: TypeAlias = Annotated[
-    int, Codec(lambda value, where: _COUNT.read(int(_INSTANT.read(value, where)), where), str)
-]
+Instant: TypeAlias = Annotated[int, Codec(lambda value, where: int(_INSTANT.read(value, where)), str)]
 # Clocks read one after the other differ by what interrupts the reading; a reading within this is taken.
 _TIGHT_NS = 100_000
 
@@ -46,19 +43,33 @@ def order_of(seed: bytes, block: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan(Record, name="slots"):
-    """What is sealed into one worker's parameters."""
+    """What is sealed into one worker's parameters.
+
+    Raises:
+        UsageError: `usage`, for a value outside its limits.
+    """
 
     seed: Sha256  # 32 random bytes, the same in both arms
     arm: Annotated[str, choice((ALONE, *ARMS))]  # `A` for a worker that has the machine for itself
-    slot_ns: Annotated[
-        int, integer(1_000_000, MAX_SLOT_NS)
-    ]  # length of a slot, L; slot k begins at k·L of CLOCK_MONOTONIC
-    steps: Annotated[int, integer(1, 64)]  # counted steps in a slot, N
-    uncounted: Annotated[int, integer(1, 4)]  # steps before them in each slot, which run cold
-    warmup_steps: Annotated[
-        int, integer(0, MAX_STEPS - 1)
-    ]  # steps after which the worker is warm; they run in slots like all others
+    slot_ns: int  # length of a slot, L; slot k begins at k·L of CLOCK_MONOTONIC
+    steps: int  # counted steps in a slot, N
+    uncounted: int  # steps before them in each slot, which run cold
+    warmup_steps: int  # steps after which the worker is warm; they run in slots like all others
     end_ns: Instant  # no step begins at or after this one of CLOCK_MONOTONIC
+
+    def __post_init__(self) -> None:
+        limits = {
+            "seed": len(self.seed) == 32,
+            "arm": self.arm in (ALONE, *ARMS),
+            "slot_ns": 1_000_000 <= self.slot_ns <= MAX_SLOT_NS,
+            "steps": 1 <= self.steps <= 64,
+            "uncounted": 1 <= self.uncounted <= 4,
+            "warmup_steps": 0 <= self.warmup_steps < MAX_STEPS,
+            "end_ns": 0 <= self.end_ns < 2**62,
+        }
+        for name, held in limits.items():
+            if not held:
+                raise UsageError(Code.USAGE, f"a schedule of slots has {name} = {getattr(self, name)!r}")
 
     @property
     def in_slot(self) -> int:
