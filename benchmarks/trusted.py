@@ -33,12 +33,12 @@ class Tier:
 
 
 TIERS = (
-    Tier(held="the package key (custodian)", roots=("glasshouse.custodian.__main__",), ceiling=2024),
-    Tier(held="a run's other keys (agent)", roots=("glasshouse.runtime.__main__",), ceiling=10932),
+    Tier(held="the package key (custodian)", roots=("glasshouse.custodian.__main__",), ceiling=1926),
+    Tier(held="a run's other keys (agent)", roots=("glasshouse.runtime.__main__",), ceiling=10203),
     Tier(
         held="plaintext and asset keys (worker)",
         roots=("glasshouse.workloads.worker.__main__", "glasshouse.collectives.torch_backend.entry"),
-        ceiling=11114,
+        ceiling=10792,
     ),
 )
 
