@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import JsonOptions, OwnerOptions
+from glasshouse.cli.options import JsonOptions, OwnerOptions, expanded
 
 __all__ = ["group"]
 
@@ -20,6 +20,7 @@ def _bench() -> None:
 
 
 @group.command(help="What protection costs while it trains: one number, its interval, and one word.")
+@expanded
 def overhead(
     workload: Annotated[str, typer.Option("--workload", metavar="KIND", help="mlp, lora, or your own script.")],
     job: Annotated[
@@ -63,6 +64,7 @@ def overhead(
 
 
 @group.command()
+@expanded
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A measurement's folder.")],
     out: Annotated[
