@@ -128,7 +128,7 @@ def seal(
         out: the package's path; None for one here after the job's name.
         replace: whether an existing file may be replaced.
         progress: called with the plaintext bytes that are sealed, and their total.
-        passphrase, home: see the module.
+        passphrase: see the module, also for ``home``.
 
     Returns:
         What was sealed; its `notes` name what a run would refuse or lose.
@@ -185,11 +185,12 @@ def run(
         on: a machine's name, ``ssh://user@host``, several with commas, or ``runpod``, ``vast``, ``slurm``; None for
             the job's, else this machine.
         gate: a gate that was added, by name or URL; None for the job's, else a broker on this machine.
-        ranks, machines: how many ranks a script runs in on each of how many machines.
+        ranks: how many a script runs in on each machine.
+        machines: how many.
         yes: whether renting within the caps of ``[machine]`` is agreed to; without it nothing is rented.
         event: called with each event of the run's log, its progress among them.
         say: called with each other step, and with warnings, as text for people.
-        passphrase, home: see the module.
+        passphrase: see the module, also for ``home``.
 
     Returns:
         How it ended; look at `RunResult.good`: a run that failed is a result, and no exception.
@@ -235,7 +236,7 @@ def verify(
         fingerprint: what the owner's key must have.
         bundle: the receipt to compare an artifact with.
         content: whether to open a package's content too, which needs its key.
-        passphrase, home: see the module.
+        passphrase: see the module, also for ``home``.
 
     Returns:
         The verdict; look at `Verified.good`. What is incomplete, or under an unknown owner's key, is a result; what is
@@ -279,7 +280,7 @@ def fetch(
         machine: of a run on several machines: whose, from 0.
         from_gate: wait no more for the run's machine, and take what its gate stored.
         say: called with steps and warnings.
-        passphrase, home: see the module.
+        passphrase: see the module, also for ``home``.
 
     Raises:
         VerificationError: there is no receipt that holds.
