@@ -110,10 +110,10 @@ def test_what_is_started_on_a_node_has_the_gpus_that_the_job_was_given(cluster: 
 
 def test_what_a_cluster_does_not_have_is_named_with_what_it_has(cluster: Cluster) -> None:
     slurm = Slurm()
-    with pytest.raises(UsageError, match="no kind of GPU H100") as refused:
+    with pytest.raises(UsageError, match="no kind of GPU called 'H100'") as refused:
         slurm.offers(options(gpu=("H100",), gpus=1))
     assert "a100" in refused.value.hint
-    with pytest.raises(UsageError, match="no partition large") as refused:
+    with pytest.raises(UsageError, match="no partition called 'large'") as refused:
         slurm.offers(options(regions=("large",)))
     assert "main" in refused.value.hint
     assert slurm.offers(options(gpus=3)) == []
