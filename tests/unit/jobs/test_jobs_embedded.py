@@ -206,5 +206,5 @@ def test_a_broker_makes_way_only_where_no_run_needs_it(home: Home) -> None:
     mine.ensure()
     assert not mine.retire()
     run.end(outcome="completed")
-    with locked(home.broker / "lock"):
+    with locked(home.broker / "lock", file=True):
         assert not Embedded(home).retire(), "somebody is starting or stopping it"

@@ -17,6 +17,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.files import (
     is_file,
     is_there,
+    locked,
     private_folder,
     read_bounded,
     read_state,
@@ -160,3 +161,15 @@ def test_folders_on_the_way_are_ours_alone_too_whatever_the_umask(tmp_path: Path
         os.umask(before)
     for folder in ("a", "a/b", "a/b/home"):
         assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700
+
+
+def test_the_lock_of_a_folder_that_is_not_there_makes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be opened"), locked(tmp_path / "home"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "home").symlink_to("moved")
+    with locked(tmp_path / "home"):
+        assert (tmp_path / "home").is_dir()
+    with locked(tmp_path / "lock", file=True):
+        assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600

@@ -77,12 +77,12 @@ class Embedded:
     def ensure(self) -> Serving:
         """Return the broker once it answers, started if need be; raises `PeerError`: `broker-unreachable`."""
         private_folder(self._home.broker)
-        with locked(self._lock):
+        with locked(self._lock, file=True):
             return self._answering() or self._start()
 
     def give_back(self) -> bool:
         """Stop the broker if it is embedded and no run needs it; return whether it was stopped."""
-        with locked(self._lock):
+        with locked(self._lock, file=True):
             serving = self.serving
             if serving is None or not serving.embedded or self.needed():
                 return False
@@ -93,20 +93,20 @@ class Embedded:
     def announced(self, serving: Serving) -> Iterator[None]:
         """Record a broker that was started by other means until the block ends; raises `UsageError` beside another."""
         private_folder(self._home.broker)
-        with locked(self._lock):
+        with locked(self._lock, file=True):
             self._refuse_second()
             write_state(self._record, serving.to_json())
         try:
             yield
         finally:
-            with locked(self._lock):
+            with locked(self._lock, file=True):
                 self._record.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def held_off(self) -> Iterator[None]:
         """Let no broker start until the block ends; raises `UsageError` when one serves, or a run needs it."""
         private_folder(self._home.broker)
-        with locked(self._lock):
+        with locked(self._lock, file=True):
             self._refuse_second()
             if self.needed():
                 why = f"a run still needs the broker of {self._home.path}"

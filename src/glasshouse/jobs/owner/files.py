@@ -146,10 +146,10 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a folder, or of a file, which is made; raises `UsageError` where it cannot be opened."""
+def locked(path: Path, *, file: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder, or of a `file`, which is made; raises `UsageError` where it cannot be opened."""
     # A network's file system locks no file for writers that is open for reading.
-    flags = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW if file else os.O_RDONLY | os.O_DIRECTORY
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     except OSError as error:
