@@ -22,8 +22,11 @@ from glasshouse.errors import Code  # noqa: E402
 from glasshouse.jobs.owner.owner_identity import OwnerPublic  # noqa: E402
 from glasshouse.jobs.results.model_signing import CERTIFICATE_TYPE  # noqa: E402
 from glasshouse.wire import dsse  # noqa: E402
-from glasshouse.wire.base64url import b64encode  # noqa: E402
-from glasshouse.wire.canonical import Json, encode  # noqa: E402
+from glasshouse.wire.canonical import (  # noqa: E402
+    Json,
+    b64encode,
+    encode,
+)
 from simulators.world import World  # noqa: E402
 
 Case = tuple[str, dict[str, Any]]

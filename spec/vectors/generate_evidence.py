@@ -21,8 +21,11 @@ from glasshouse.evidence.results import PROBES  # noqa: E402
 from glasshouse.evidence.rules import MAX_EVENTS  # noqa: E402
 from glasshouse.jobs.verify.publish import make_artifact  # noqa: E402
 from glasshouse.wire import dsse  # noqa: E402
-from glasshouse.wire.base64url import b64encode  # noqa: E402
-from glasshouse.wire.canonical import decode, encode  # noqa: E402
+from glasshouse.wire.canonical import (  # noqa: E402
+    b64encode,
+    decode,
+    encode,
+)
 from glasshouse.wire.dsse import Envelope  # noqa: E402
 from glasshouse.wire.merkle import Tree, leaf_hash  # noqa: E402
 from glasshouse.wire.states import Outcome, State  # noqa: E402

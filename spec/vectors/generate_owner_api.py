@@ -22,8 +22,7 @@ from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.owner_request import REQUEST_TYPE, sign_request
 from glasshouse.handshake.signed_policy import SIGNED_POLICY_TYPE, SignedPolicy
 from glasshouse.wire import dsse, jwt
-from glasshouse.wire.base64url import b64encode
-from glasshouse.wire.canonical import encode
+from glasshouse.wire.canonical import b64encode, encode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.merkle import Tree, leaf_hash

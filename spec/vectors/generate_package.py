@@ -34,7 +34,7 @@ from package_parts import (
 
 from glasshouse.wire import dsse
 from glasshouse.wire.aead import Suite
-from glasshouse.wire.base64url import b64encode
+from glasshouse.wire.canonical import b64encode
 
 Vector = tuple[str, dict[str, Any]]
 SEALED_CHUNK = CHUNK + 16

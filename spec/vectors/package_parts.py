@@ -17,8 +17,7 @@ from blake3 import blake3
 
 from glasshouse.wire import dsse, hpke
 from glasshouse.wire.aead import ChunkCipher, Suite
-from glasshouse.wire.base64url import b64decode, b64encode
-from glasshouse.wire.canonical import encode
+from glasshouse.wire.canonical import b64decode, b64encode, encode
 from glasshouse.wire.kdf import derive, lengths_prefixed
 from glasshouse.wire.signing import SigningKey
 

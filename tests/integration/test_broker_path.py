@@ -15,8 +15,7 @@ from glasshouse.handshake.messages import Challenge, ChallengeRequest, ReleaseMe
 from glasshouse.handshake.runtime_side import challenge_request, evidence_message
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire import dsse
-from glasshouse.wire.base64url import b64decode
-from glasshouse.wire.canonical import decode
+from glasshouse.wire.canonical import b64decode, decode
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey

@@ -23,7 +23,7 @@ from benchmarks.trusted import TIERS, closure
 from glasshouse.errors import Code, ExitCode
 from glasshouse.package.layout import asset_key
 from glasshouse.package.read import Package
-from glasshouse.wire.base64url import b64decode
+from glasshouse.wire.canonical import b64decode
 from tools.custodian_with_known_key import known_key
 from tools.runtime_proxy import Proxy, Reply
 from tools.runtime_world import AgentProcess, World, ended, script_world

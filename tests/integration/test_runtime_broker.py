@@ -158,7 +158,7 @@ def test_a_broker_that_lies_gets_no_run(through: Callable[..., tuple[World, Prox
 
 
 def _sealed_to_somebody(chars: int) -> str:
-    from glasshouse.wire.base64url import b64encode
+    from glasshouse.wire.canonical import b64encode
 
     sealed = hpke.seal(os.urandom(32), recipient=hpke.RecipientKey.generate().public, info=b"")
     text = b64encode(sealed)

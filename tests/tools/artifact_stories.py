@@ -12,8 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from glasshouse.wire import dsse
-from glasshouse.wire.base64url import b64encode
-from glasshouse.wire.canonical import decode, encode
+from glasshouse.wire.canonical import b64encode, decode, encode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.merkle import Tree, leaf_hash
 from glasshouse_bench.artifact import Part

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from glasshouse.errors import GlasshouseError
-from glasshouse.wire.base64url import b64decode
-from glasshouse.wire.canonical import encode
+from glasshouse.wire.canonical import b64decode, encode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.signing import SigningKey
 from glasshouse.workloads.measurement.slots import Plan, order_of

@@ -15,8 +15,7 @@ from glasshouse.evidence.heads import CountersignedHead, Head, countersign
 from glasshouse.evidence.log import verify_log
 from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle
 from glasshouse.jobs.verify.run_files import verify_log_beside
-from glasshouse.wire.base64url import b64decode
-from glasshouse.wire.canonical import encode
+from glasshouse.wire.canonical import b64decode, encode
 from glasshouse.wire.signing import SigningKey
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -35,8 +35,7 @@ from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.runtime_side import check_release, read_challenge
 from glasshouse.handshake.token_checks import check_challenge_request
 from glasshouse.handshake.tokens import parse_token
-from glasshouse.wire.base64url import b64decode, b64encode
-from glasshouse.wire.canonical import encode
+from glasshouse.wire.canonical import b64decode, b64encode, encode
 from glasshouse.wire.group import Group
 from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Floor

@@ -10,8 +10,7 @@ import re
 from collections.abc import Collection
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire.base64url import b64decode
-from glasshouse.wire.canonical import MAX_INTEGER, Json
+from glasshouse.wire.canonical import MAX_INTEGER, Json, b64decode
 from glasshouse.wire.record import DECIMAL, IDENTIFIER
 
 __all__ = ["Fields"]

@@ -12,8 +12,7 @@ from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.handshake.delegation import DELEGATION_TYPE, Delegation
 from glasshouse.handshake.messages import ChallengeRequest
 from glasshouse.wire import dsse
-from glasshouse.wire.base64url import b64encode
-from glasshouse.wire.canonical import encode
+from glasshouse.wire.canonical import b64encode, encode
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from key_release_cases.common import Case, case, sample_ear
 from simulators.key_release_world import (

@@ -16,8 +16,7 @@ from glasshouse.handshake.delegation import DELEGATION_TYPE, Use
 from glasshouse.handshake.messages import REQUEST_TYPE
 from glasshouse.handshake.tokens import CLOCK_STEP_S, TOKEN_TYPE, issue_token
 from glasshouse.wire import dsse, jwt
-from glasshouse.wire.base64url import b64encode
-from glasshouse.wire.canonical import decode, encode
+from glasshouse.wire.canonical import b64encode, decode, encode
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State

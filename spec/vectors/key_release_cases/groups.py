@@ -9,8 +9,7 @@ from typing import Any
 from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.handshake.messages import RELEASE_REQUEST_TYPE, REQUEST_TYPE, Pending, ReleaseRequest
 from glasshouse.wire import dsse
-from glasshouse.wire.base64url import b64encode
-from glasshouse.wire.canonical import encode
+from glasshouse.wire.canonical import b64encode, encode
 from glasshouse.wire.group import Group
 from key_release_cases.common import Case, case
 from key_release_cases.gate import gate_input

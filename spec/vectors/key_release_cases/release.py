@@ -12,8 +12,7 @@ from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.errors import FormatError
 from glasshouse.handshake.messages import ReleaseMessage, release_info
 from glasshouse.wire import hpke, signing
-from glasshouse.wire.base64url import b64encode
-from glasshouse.wire.canonical import encode
+from glasshouse.wire.canonical import b64encode, encode
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from key_release_cases.common import Case, case, sample
 from simulators.key_release_world import (

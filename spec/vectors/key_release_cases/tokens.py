@@ -9,8 +9,7 @@ from typing import Any
 
 from glasshouse.handshake.tokens import issue_token
 from glasshouse.wire import jwt, signing
-from glasshouse.wire.base64url import b64encode
-from glasshouse.wire.canonical import encode
+from glasshouse.wire.canonical import b64encode, encode
 from key_release_cases.common import Case, case, sample, sample_ear
 from simulators.key_release_world import (
     NOW_US,

@@ -16,22 +16,10 @@ from glasshouse.attestation.hardening import HardeningReport
 from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import hpke, jwt
-from glasshouse.wire.canonical import Json
+from glasshouse.wire.canonical import Codec, Json
 from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.policy import Assurance
-from glasshouse.wire.record import (
-    IDENTIFIER,
-    Codec,
-    Id,
-    Identifier,
-    Member,
-    Record,
-    Sha256,
-    digest,
-    items,
-    octets,
-    text,
-)
+from glasshouse.wire.record import IDENTIFIER, Id, Identifier, Member, Record, Sha256, digest, items, octets, text
 from glasshouse.wire.states import State
 
 EAT_PROFILE = "urn:glasshouse:evidence:2"

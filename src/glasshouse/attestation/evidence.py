@@ -13,7 +13,7 @@ from typing import Annotated
 from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse
-from glasshouse.wire.base64url import b64decode
+from glasshouse.wire.canonical import b64decode
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Assurance
 from glasshouse.wire.record import IDENTIFIER, Identifier, Record, Sha256, items, octets

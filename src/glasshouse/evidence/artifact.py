@@ -31,11 +31,11 @@ from glasshouse.evidence.results import (
 )
 from glasshouse.wire import dsse
 from glasshouse.wire.aead import Suite
-from glasshouse.wire.canonical import Json
+from glasshouse.wire.canonical import Codec, Json
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.kdf import salted
 from glasshouse.wire.policy import Assurance, Profile
-from glasshouse.wire.record import Codec, Member, Record, Sha256, choice, fixed, integer, items, text
+from glasshouse.wire.record import Member, Record, Sha256, choice, fixed, integer, items, text
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
 from glasshouse.wire.workloads import WORKLOADS

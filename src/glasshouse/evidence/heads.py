@@ -13,10 +13,10 @@ from typing import Annotated, TypeAlias
 from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.evidence.rules import MAX_EVENTS
 from glasshouse.wire import dsse
-from glasshouse.wire.canonical import decode
+from glasshouse.wire.canonical import Codec, decode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.merkle import verify_consistency
-from glasshouse.wire.record import Codec, Id, Record, Sha256, integer, items, octets
+from glasshouse.wire.record import Id, Record, Sha256, integer, items, octets
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 

@@ -11,8 +11,8 @@ from typing import Annotated, TypeAlias
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.events import ProbeResult, is_loss
-from glasshouse.wire.canonical import Json
-from glasshouse.wire.record import Codec, Member, Record, Sha256, choice, items, raw, text
+from glasshouse.wire.canonical import Codec, Json
+from glasshouse.wire.record import Member, Record, Sha256, choice, items, raw, text
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 MAX_OUTPUTS = 400

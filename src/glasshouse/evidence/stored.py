@@ -21,10 +21,10 @@ from glasshouse.evidence.heads import (
     claimed_in,
     refusal_of,
 )
-from glasshouse.wire.canonical import decode, encode
+from glasshouse.wire.canonical import Codec, decode, encode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.merkle import leaf_hash, verify_inclusion
-from glasshouse.wire.record import Codec, Member, Record, Sha256, integer, octets, text
+from glasshouse.wire.record import Member, Record, Sha256, integer, octets, text
 from glasshouse.wire.states import State
 
 MAX_STORE_BYTES = 256 * 1024

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.wire import dsse
-from glasshouse.wire.canonical import Json
-from glasshouse.wire.record import LEFT_OUT, Codec, choice, integer, items, octets
+from glasshouse.wire.canonical import Codec, Json
+from glasshouse.wire.record import LEFT_OUT, choice, integer, items, octets
 
 DELEGATION_TYPE = "application/vnd.glasshouse.delegation+json"
 MAX_DELEGATION_BYTES = 4096

@@ -18,9 +18,10 @@ from glasshouse.package.layout import (
 )
 from glasshouse.wire import dsse, hpke
 from glasshouse.wire.aead import Suite
+from glasshouse.wire.canonical import Codec
 from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Floor
-from glasshouse.wire.record import Codec, Id, Member, Record, Sha256, choice, items, octets
+from glasshouse.wire.record import Id, Member, Record, Sha256, choice, items, octets
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.workloads import WORKLOADS
 

@@ -1,4 +1,4 @@
-"""Canonical JSON: RFC 8785, narrowed to what needs no number formatting.
+"""Canonical JSON (RFC 8785, narrowed to what needs no number formatting), objects of a closed schema, and base64url.
 
 Values are null, booleans, integers with ``|n| < 2**53``, strings without lone surrogates, arrays and
 objects. Floats do not exist: losses travel as decimal strings, times as integer microseconds.
@@ -7,8 +7,10 @@ Laws: ``decode(encode(v)) == v``; ``encode(decode(b)) == b`` for every ``b`` tha
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from glasshouse.errors import Code, FormatError
@@ -17,6 +19,7 @@ Json: TypeAlias = bool | int | str | Sequence["Json"] | Mapping[str, "Json"] | N
 
 MAX_INTEGER = 2**53 - 1
 MAX_DEPTH = 16
+DERIVED = ""  # no field's name: where, property and value of each derived member that was read
 
 
 def encode(value: Json) -> bytes:
@@ -151,3 +154,97 @@ _SORTING, _KEEPING = _encoder(sort_keys=True), _encoder(sort_keys=False)
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_closed_object, parse_float=_no_float, parse_constant=_no_float, parse_int=_bounded_integer
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How a value is read from JSON, given what errors call it, or refused by `FormatError`; and the inverse."""
+
+    read: Callable[[Json, str], Any]
+    write: Callable[[Any], Json] = lambda value: value
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A member of an object: a field, or, without a codec, the value of a property."""
+
+    attribute: str
+    codec: Codec | None
+    default: object  # where the member may be left out; else MISSING
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """An object's members, some of them in objects that group them."""
+
+    members: dict[str, Leaf | Members]
+    constants: dict[str, Json]
+
+    def place(self, path: tuple[str, ...], leaf: Leaf) -> None:
+        """Add a member, and the objects that group it."""
+        name, *inner = path
+        if inner:
+            group = self.members.setdefault(name, Members({}, dict(self.constants.pop(name, {}))))  # type: ignore[arg-type]  # is one
+            group.place(tuple(inner), leaf)  # type: ignore[union-attr]  # a group is no field
+        else:
+            self.members[name] = leaf
+
+    def names(self) -> set[str]:
+        """Return the names of all members, those of the objects that group them too."""
+        inner = [member.names() for member in self.members.values() if isinstance(member, Members)]
+        return {*self.members, *self.constants}.union(*inner)
+
+    def read(self, value: Json, where: str, found: dict[str, Any]) -> dict[str, Any]:
+        """Add the fields to `found` by name, and return it; raises `FormatError` (`schema-invalid`)."""
+        if not isinstance(value, dict):
+            raise wrong(where, "an object")
+        left = dict(value)
+        for name, constant in self.constants.items():
+            given = left.pop(name, MISSING)
+            # A text equals nothing but itself; 1 and true are equal to Python, and differ as they are written.
+            if given != constant or not (isinstance(constant, str) or encode(given) == encode(constant)):
+                raise wrong(f"{where}.{name}", repr(constant))
+        for name, member in self.members.items():
+            if name not in left:
+                if isinstance(member, Members) or member.default is MISSING:
+                    raise FormatError(Code.SCHEMA, f"{where}.{name} is missing")
+            elif isinstance(member, Members):
+                member.read(left.pop(name), f"{where}.{name}", found)
+            elif member.codec is not None:
+                found[member.attribute] = member.codec.read(left.pop(name), f"{where}.{name}")
+            else:
+                found.setdefault(DERIVED, []).append((f"{where}.{name}", member.attribute, left.pop(name)))
+        if left:
+            raise FormatError(Code.SCHEMA, f"{where} has an unknown field {min(left)[:64]!r}")
+        return found
+
+    def write(self, record: object) -> dict[str, Json]:
+        """Return the object that has a record's fields and properties."""
+        written = dict(self.constants)
+        for name, member in self.members.items():
+            if isinstance(member, Members):
+                written[name] = member.write(record)
+            elif (value := getattr(record, member.attribute)) != member.default or member.default is MISSING:
+                written[name] = value if member.codec is None else member.codec.write(value)
+        return written
+
+
+def wrong(where: str, expected: str) -> FormatError:
+    """Return the error of a member that is not what is expected; it never shows the value."""
+    return FormatError(Code.SCHEMA, f"{where} is not {expected}")
+
+
+def b64encode(data: bytes) -> str:
+    """Return base64url without padding."""
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+def b64decode(text: str) -> bytes:
+    """Inverse of `b64encode`; refuses any other spelling of the same bytes. Raises `FormatError`, `schema-invalid`."""
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        raise FormatError(Code.SCHEMA, "not base64url") from None
+    if b64encode(data) != text:
+        raise FormatError(Code.SCHEMA, "not the one valid base64url form")
+    return data

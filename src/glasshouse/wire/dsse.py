@@ -12,8 +12,7 @@ from typing import Annotated, ClassVar, Self
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import signing
-from glasshouse.wire.canonical import Json, decode
-from glasshouse.wire.members import Codec, wrong
+from glasshouse.wire.canonical import Codec, Json, decode, wrong
 from glasshouse.wire.record import Member, Record, fixed, items, text
 
 MAX_SIGNATURES = 4

@@ -13,8 +13,7 @@ from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import signing
-from glasshouse.wire.base64url import b64decode, b64encode
-from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.canonical import Json, b64decode, b64encode, decode, encode
 from glasshouse.wire.record import Record, text
 
 MAX_TOKEN_BYTES = 16384

@@ -8,8 +8,9 @@ from enum import StrEnum
 from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
+from glasshouse.wire.canonical import Codec
 from glasshouse.wire.kdf import sha256
-from glasshouse.wire.record import LEFT_OUT, Codec, Member, Record, choice, items, text
+from glasshouse.wire.record import LEFT_OUT, Member, Record, choice, items, text
 
 GROUP_EGRESS = "group"
 """Among the egress peers: sealed traffic with the other machines of the run's own group, and with no other."""

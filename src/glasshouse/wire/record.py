@@ -21,10 +21,19 @@ from functools import cache
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from glasshouse.wire.base64url import b64decode, b64encode
-from glasshouse.wire.canonical import MAX_INTEGER, Json, decode, encode
-from glasshouse.wire.members import DERIVED, Leaf, Members, wrong
-from glasshouse.wire.members import Codec as Codec
+from glasshouse.wire.canonical import (
+    DERIVED,
+    MAX_INTEGER,
+    Codec,
+    Json,
+    Leaf,
+    Members,
+    b64decode,
+    b64encode,
+    decode,
+    encode,
+    wrong,
+)
 
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?(e[+-][0-9]{2,3})?")

@@ -20,8 +20,7 @@ from glasshouse.handshake.signed_policy import SignedPolicy
 from glasshouse.jobs.gates.mint import mint
 from glasshouse.package.layout import key_commitment
 from glasshouse.tamper.stage import Actor, Owner, clock_us
-from glasshouse.wire.base64url import b64encode
-from glasshouse.wire.canonical import Json, encode
+from glasshouse.wire.canonical import Json, b64encode, encode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State

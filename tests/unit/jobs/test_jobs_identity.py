@@ -53,7 +53,7 @@ def test_what_was_saved_is_what_is_read(tmp_path: Path, passphrase: str | None) 
 def test_an_encrypted_file_holds_no_private_key_in_any_spelling() -> None:
     made = Identity.generate()
     data = made.encode(PASSPHRASE)
-    from glasshouse.wire.base64url import b64encode
+    from glasshouse.wire.canonical import b64encode
 
     for secret in (made.signing.seed(), made.sealing.private(), PASSPHRASE.encode()):
         for form in (secret, secret.hex().encode(), b64encode(secret).encode()):

@@ -38,7 +38,7 @@ def test_a_grant_holds_neither_the_package_key_nor_the_indexs() -> None:
     package, _ = unlock(data)
     text = made.encode()
     index_key = asset_key(KEY, 0, package.manifest.suite, package.header_sha256)
-    from glasshouse.wire.base64url import b64encode
+    from glasshouse.wire.canonical import b64encode
 
     for secret in (KEY, index_key):
         assert b64encode(secret).encode() not in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire.base64url import b64decode, b64encode
+from glasshouse.wire.canonical import b64decode, b64encode
 from glasshouse.wire.record import DECIMAL, IDENTIFIER
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import jwt
-from glasshouse.wire.base64url import b64decode, b64encode
-from glasshouse.wire.canonical import encode
+from glasshouse.wire.canonical import b64decode, b64encode, encode
 from glasshouse.wire.signing import SigningKey
 
 KEY, STRANGER = SigningKey(b"k" * 32), SigningKey(b"s" * 32)

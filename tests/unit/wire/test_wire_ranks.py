@@ -8,7 +8,7 @@ import pytest
 
 from glasshouse.errors import Code, CollectiveError, FormatError
 from glasshouse.wire import frames, ranks
-from glasshouse.wire.base64url import b64encode
+from glasshouse.wire.canonical import b64encode
 
 TOKEN = bytes(range(32))
 SECRET = bytes(range(100, 132))

@@ -8,10 +8,9 @@ from typing import Annotated
 
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.errors import Code
-from glasshouse.wire.canonical import Json
+from glasshouse.wire.canonical import Codec, Json
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS, Group
-from glasshouse.wire.members import Codec
 from glasshouse.wire.record import (
     LEFT_OUT,
     Id,

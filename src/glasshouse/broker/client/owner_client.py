@@ -25,8 +25,7 @@ from glasshouse.broker.api.owner_calls import (
 )
 from glasshouse.broker.api.problems import Problem
 from glasshouse.errors import Code, FormatError, PeerError
-from glasshouse.wire.base64url import b64decode
-from glasshouse.wire.canonical import Json, decode
+from glasshouse.wire.canonical import Json, b64decode, decode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import Group
 from glasshouse.wire.record import Record

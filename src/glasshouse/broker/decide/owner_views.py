@@ -16,8 +16,7 @@ from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, UsageError
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES
 from glasshouse.handshake.audit_head import AuditHead
-from glasshouse.wire.base64url import b64encode
-from glasshouse.wire.canonical import Json, decode
+from glasshouse.wire.canonical import Json, b64encode, decode
 from glasshouse.wire.states import Outcome
 
 _SECOND_US = 1_000_000

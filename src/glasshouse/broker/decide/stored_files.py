@@ -45,7 +45,7 @@ from glasshouse.errors import Code, FormatError, RefusedError, UsageError
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, Head
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.stored import HEADS_NAME, LOG_NAME, RECEIPT_NAME, StoredPart
-from glasshouse.wire.base64url import b64encode
+from glasshouse.wire.canonical import b64encode
 
 KEPT_US = 30 * 24 * 3600 * 1_000_000
 PIECE_BYTES = 1 << 20

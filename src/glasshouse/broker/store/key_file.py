@@ -18,7 +18,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.wire.base64url import b64decode, b64encode
+from glasshouse.wire.canonical import b64decode, b64encode
 from glasshouse.wire.kdf import derive, lengths_prefixed
 
 _PREFIX = "glasshouse-broker-key-v1 "

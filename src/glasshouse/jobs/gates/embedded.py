@@ -30,7 +30,7 @@ from glasshouse.jobs.owner.files import locked, private_folder, read_state, writ
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import FilePath, RunFolder
-from glasshouse.wire.base64url import b64decode
+from glasshouse.wire.canonical import b64decode
 from glasshouse.wire.record import Member, Record, octets, text
 
 START_TIMEOUT_S = 30.0

@@ -39,8 +39,8 @@ from glasshouse.jobs.owner.files import (
 )
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.wire.canonical import Codec
 from glasshouse.wire.group import Group
-from glasshouse.wire.members import Codec
 from glasshouse.wire.record import Record, raw, text
 
 GIVEN_UP = Code.PLACE_UNREACHABLE

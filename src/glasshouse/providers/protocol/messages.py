@@ -10,9 +10,8 @@ from typing import Annotated, Any
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.providers.protocol.link import MAX_DATA_BYTES
 from glasshouse.providers.protocol.order import RelayOrder, gate_address
-from glasshouse.wire.canonical import Json
+from glasshouse.wire.canonical import Codec, Json
 from glasshouse.wire.record import (
-    Codec,
     Record,
     choice,
     digest,

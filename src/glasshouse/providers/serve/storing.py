@@ -29,8 +29,7 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.providers.protocol.line import GateLine
 from glasshouse.providers.serve.keeper import ENDED, ORDER, RENTED, STORED, relay_of
 from glasshouse.providers.serve.runs import OUT, RUN
-from glasshouse.wire.base64url import b64encode
-from glasshouse.wire.canonical import Json, decode, encode
+from glasshouse.wire.canonical import Json, b64encode, decode, encode
 from glasshouse.wire.merkle import Tree, leaf_hash
 
 PART_BYTES = 176 * 1024

@@ -30,7 +30,7 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
 from glasshouse.wire import ranks
-from glasshouse.wire.base64url import b64encode
+from glasshouse.wire.canonical import b64encode
 from glasshouse.workloads.distributed.rank_messages import DOOR_NAME_CHARS, Ask, CallDoor, Join
 from glasshouse.workloads.distributed.rank_server import Given, RankLinks, first_message, is_closed_child, send_or_shut
 from glasshouse.workloads.distributed.rank_store import KeyValues

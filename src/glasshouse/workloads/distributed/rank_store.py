@@ -22,7 +22,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.task.channel import Message
-from glasshouse.wire.base64url import b64encode
+from glasshouse.wire.canonical import b64encode
 from glasshouse.wire.record import LEFT_OUT, Member, Record, choice, integer, items, octets, text
 
 MAX_VALUE_BYTES = 16 << 10

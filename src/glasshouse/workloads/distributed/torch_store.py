@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from glasshouse.task.channel import Message
-from glasshouse.wire.base64url import b64decode, b64encode
+from glasshouse.wire.canonical import b64decode, b64encode
 from glasshouse.workloads.distributed.rank_channel import RankChannel
 from glasshouse.workloads.distributed.rank_store import MAX_KEY_CHARS, MAX_KEYS, MAX_VALUE_BYTES
 

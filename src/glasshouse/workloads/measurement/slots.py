@@ -17,8 +17,8 @@ from typing import Annotated, Any, TypeAlias
 
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.task.result import decimal
-from glasshouse.wire.canonical import Json, encode
-from glasshouse.wire.record import Codec, Record, Sha256, choice, text
+from glasshouse.wire.canonical import Codec, Json, encode
+from glasshouse.wire.record import Record, Sha256, choice, text
 
 ARMS = ("P", "R")  # protected and raw; in a null measurement both are raw
 ALONE = "A"  # each slot is its own: a calibration, or a run with a target of its own
