@@ -30,7 +30,7 @@ class Machine:
         self.bind = f"unix:{directory}/runtime/socket"
 
     def broker(self, *dying: str) -> BrokerProcess:
-        program = (DYING, *dying) if dying else ("-m", "glasshouse.broker")
+        program = (DYING, *dying) if dying else ("-m", "glasshouse.broker.serving")
         return BrokerProcess(self.directory, runtime_bind=self.bind, program=program)
 
     @contextmanager

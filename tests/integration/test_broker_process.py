@@ -93,7 +93,7 @@ def test_a_broker_that_is_told_to_stop_finishes_what_it_began(directory: Path, n
 
 
 def start(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "glasshouse.broker", "--data", str(directory / "data")]
+    command = [sys.executable, "-m", "glasshouse.broker.serving", "--data", str(directory / "data")]
     command += ["--owner-socket", str(directory / "sockets" / "owner"), "--stop-at-eof", *options]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False)
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_used_is_said_with_how_to_mend_it(directory: Path) -> Non
 
 
 def test_nothing_that_a_client_sends_is_printed(directory: Path) -> None:
-    command = [sys.executable, "-m", "glasshouse.broker", "--data", str(directory / "data"), "--stop-at-eof"]
+    command = [sys.executable, "-m", "glasshouse.broker.serving", "--data", str(directory / "data"), "--stop-at-eof"]
     command += ["--owner-socket", str(directory / "sockets" / "owner")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout

@@ -12,12 +12,12 @@ from typing import Self
 
 from glasshouse.broker.client.gate_client import GateClient
 from glasshouse.broker.client.owner_client import OwnerClient
-from glasshouse.broker.decide.key_release import GateLimits
+from glasshouse.broker.decide.challenges import GateLimits
 from glasshouse.broker.decide.stored_files import RunStore
 from glasshouse.broker.http.intake import Intake
 from glasshouse.broker.http.listeners import Server, bind_tcp, bind_unix
-from glasshouse.broker.http.service import create_apps
 from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
+from glasshouse.broker.serving import create_apps
 from glasshouse.broker.store.broker_state import DATABASE_NAME, open_broker, system_clock_us
 from glasshouse.broker.store.group_commit import GroupCommit
 from glasshouse.broker.store.quota import Quota

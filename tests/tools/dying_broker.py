@@ -1,6 +1,6 @@
 """A real broker that kills itself, as by a lost machine, at one moment of one request.
 
-Usage: dying_broker.py PATH WHEN [options of ``python -m glasshouse.broker``]
+Usage: dying_broker.py PATH WHEN [options of ``python -m glasshouse.broker.serving``]
 
 WHEN is ``arrival`` (the body was read), ``uncommitted`` (decided, the transaction is open) or
 ``committed`` (the transaction is on disk, the answer has not left).
@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from glasshouse.broker.__main__ import main
+from glasshouse.broker import serving
 from glasshouse.broker.decide.decisions import ApiAnswer, Decision
-from glasshouse.broker.http import service
 from glasshouse.broker.http.endpoints import add_message_route
 from glasshouse.broker.store.database import Database
 
@@ -63,11 +62,11 @@ def arm(path: str, when: str) -> None:
 
     really_write, really_together = Database.write, Database.together
     Database.together = together  # type: ignore[method-assign]
-    service.add_message_route = dying  # type: ignore[assignment]
+    serving.add_message_route = dying  # type: ignore[assignment]
     Database.write = write  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
     arm(sys.argv[1], sys.argv[2])
     del sys.argv[1:3]
-    sys.exit(main())
+    sys.exit(serving.main())

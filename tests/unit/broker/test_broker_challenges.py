@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.decide.key_release import GateLimits, ReleaseGate
+from glasshouse.broker.decide.challenges import ChallengeIssuer, GateLimits
 from glasshouse.errors import Code, RefusedError
 from glasshouse.evidence.heads import CountersignedHead
 from glasshouse.handshake.messages import Challenge, ReleaseMessage
@@ -178,7 +178,7 @@ def test_a_request_without_room_is_refused_before_it_is_decided_on(broker: Local
     greedy = Actor.enter(owner)
     for _ in range(LIMITS.outstanding_per_launch):
         greedy.challenge()
-    gate = ReleaseGate(broker.opened, LIMITS)
+    gate = ChallengeIssuer(broker.opened, LIMITS)
     with pytest.raises(RefusedError) as caught:
         gate.challenge(challenge_request(greedy.launch))
     assert caught.value.code is Code.TOO_MANY_CHALLENGES

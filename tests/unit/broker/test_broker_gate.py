@@ -15,7 +15,7 @@ import pytest
 from glasshouse.attestation.hardening import CheckResult
 from glasshouse.broker.api import audit_chain
 from glasshouse.broker.decide import releases
-from glasshouse.broker.decide.key_release import GateLimits
+from glasshouse.broker.decide.challenges import GateLimits
 from glasshouse.broker.store import broker_state
 from glasshouse.broker.store.database import Database
 from glasshouse.errors import Code, RefusedError, UsageError

@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 
 from glasshouse.broker.api import audit_chain
 from glasshouse.broker.client.owner_client import Reply
-from glasshouse.broker.decide import group_release
-from glasshouse.broker.decide.key_release import GateLimits
+from glasshouse.broker.decide import key_release
+from glasshouse.broker.decide.challenges import GateLimits
 from glasshouse.broker.decide.releases import Release, write_release
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
@@ -407,7 +407,7 @@ def defect(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Release]]:
             raise ZeroDivisionError
         write_release(connection, record, release, now_us)
 
-    monkeypatch.setattr(group_release, "write_release", failing)
+    monkeypatch.setattr(key_release, "write_release", failing)
     yield written
     assert len(written) >= 2, "the defect was met"
 

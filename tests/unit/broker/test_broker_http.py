@@ -337,7 +337,7 @@ def test_what_nobody_signed_never_reaches_the_thread_that_decides(tmp_path: Path
 def test_no_environment_makes_the_broker_export_what_it_sees() -> None:
     """A framework that exports stack traces to a collector which an environment variable names is not loaded."""
     told = (
-        "import sys; from glasshouse.broker.http import endpoints, serving; endpoints.bare_app(); "
+        "import sys; from glasshouse.broker.serving import bare_app; bare_app(); "
         "print(*sorted({name.partition('.')[0] for name in sys.modules} & {'fastapi', 'opentelemetry', 'starlette'}))"
     )
     names = {"FASTAPI_OTEL_AUTO_CONFIGURE": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}

@@ -11,7 +11,8 @@ import pytest
 
 from glasshouse.broker.decide.decisions import Effect
 from glasshouse.broker.http import intake
-from glasshouse.broker.http.intake import Intake, Pace, Shares, address_of
+from glasshouse.broker.http.connections import address_of
+from glasshouse.broker.http.intake import Intake, Pace, Shares
 from glasshouse.errors import Code, FormatError, PeerError
 
 HONEST, STRANGER, NEW = "192.0.2.1", "203.0.113.9", "192.0.2.7"

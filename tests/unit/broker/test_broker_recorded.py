@@ -8,8 +8,10 @@ from http.client import HTTPConnection
 
 import pytest
 
+from glasshouse.broker.decide.challenges import ChallengeIssuer, GateLimits
 from glasshouse.broker.decide.decisions import Effect
-from glasshouse.broker.decide.key_release import GateLimits, ReleaseGate
+from glasshouse.broker.decide.group_release import ReleaseRequests
+from glasshouse.broker.decide.key_release import ReleaseGate
 from glasshouse.broker.http.intake import Pace, Shares
 from glasshouse.errors import Code
 from glasshouse.handshake.messages import ReleaseMessage
@@ -111,7 +113,7 @@ def test_which_is_later_does_not_hang_on_a_clock_that_was_set_back(broker: Local
 
 def test_it_gives_its_sender_none_of_the_room_that_is_kept_for_runs(broker: LocalBroker, owner: Owner) -> None:
     """Neither the first time that it is played again, nor where it never arrived and its challenge is over."""
-    gate = ReleaseGate(broker.opened, GateLimits())
+    gate = ReleaseGate(broker.opened)
     first, late = (Machine.enter(Actor.enter(owner)) for _ in range(2))
     assert gate.evidence(first.evidence).effect is Effect.CREDIT
     first.attest().content()
@@ -125,14 +127,14 @@ def test_a_machine_that_waits_for_its_group_may_ask_once_a_second_and_costs_its_
     broker: LocalBroker, owner: Owner
 ) -> None:
     """Sixty-four of them behind one address were taken for strangers after twenty seconds."""
-    gate = ReleaseGate(broker.opened, GateLimits())
+    requests = ReleaseRequests(broker.opened)
     first, last = (Machine.enter(Actor.enter(owner, launch)) for launch in owner.group(2))
     pending(first.attest())
     asking = release_request(first.challenge, first.evidence, evidence_key=first.actor.evidence)
     pace = Pace(broker.clock_us)
 
     def effect(address: str = HONEST) -> Effect:
-        return pace.effect(gate.ask(asking), address)
+        return pace.effect(requests.ask(asking), address)
 
     for _ in range(30):
         broker.advance(1)
@@ -169,7 +171,7 @@ def test_recordings_of_many_machines_whose_groups_were_decided_are_charged_to_wh
     broker: LocalBroker, owner: Owner
 ) -> None:
     """Three hundred of them, one a second of each, from one address kept a broker busy and were never charged."""
-    gate = ReleaseGate(broker.opened, GateLimits())
+    requests = ReleaseRequests(broker.opened)
     first, last = (Machine.enter(Actor.enter(owner, launch)) for launch in owner.group(2))
     pending(first.attest())
     last.attest().content()
@@ -178,22 +180,22 @@ def test_recordings_of_many_machines_whose_groups_were_decided_are_charged_to_wh
     played: list[Effect] = []
     for _ in range(50):
         broker.advance(1)
-        played += [pace.effect(gate.ask(request), "192.0.2.2") for request in asking]
+        played += [pace.effect(requests.ask(request), "192.0.2.2") for request in asking]
     assert played[:6] == [Effect.NOTHING] * 6, "a machine whose answer was lost asks again"
     assert set(played[6:]) == {Effect.CHARGE}
-    assert pace.effect(gate.ask(asking[0]), HONEST) is Effect.NOTHING, "the machine's own address is another's"
+    assert pace.effect(requests.ask(asking[0]), HONEST) is Effect.NOTHING, "the machine's own address is another's"
     assert first.key(first.ask()) == owner.package_key, "and what is charged is answered still"
 
 
 def test_who_finds_a_group_over_has_shown_no_sign_of_life(broker: LocalBroker, owner: Owner) -> None:
     """A recording of what a machine asked while it waited, played again just after the deadline."""
-    gate = ReleaseGate(broker.opened, GateLimits())
+    requests = ReleaseRequests(broker.opened)
     first = Machine.enter(Actor.enter(owner, owner.group(2)[0]))
     pending(first.attest())
     asking = release_request(first.challenge, first.evidence, evidence_key=first.actor.evidence)
     broker.advance(LIFETIME_S + 1)
     pace = Pace(broker.clock_us)
-    played = [pace.effect(gate.ask(asking), "192.0.2.2") for _ in range(5)]
+    played = [pace.effect(requests.ask(asking), "192.0.2.2") for _ in range(5)]
     assert played[0] is Effect.NOTHING
     assert played[-1] is Effect.CHARGE
     assert Effect.CREDIT not in played
@@ -205,7 +207,7 @@ def test_a_launch_that_is_told_to_come_again_costs_its_address_nothing_if_it_doe
 ) -> None:
     """It has a challenge, asks for another, and its deployment has sixteen open."""
     limits = GateLimits(outstanding=1)
-    gate = ReleaseGate(broker.opened, limits)
+    gate = ChallengeIssuer(broker.opened, limits)
     first, second = owner.group(2)
     for launch in (first, second):
         assert gate.challenge(challenge_request(launch)).decide().status == 200

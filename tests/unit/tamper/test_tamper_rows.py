@@ -11,7 +11,7 @@ import pytest
 
 from glasshouse.attestation import appraise, verify
 from glasshouse.broker.decide.decisions import ApiAnswer
-from glasshouse.broker.decide.group_release import GroupReleases
+from glasshouse.broker.decide.key_release import GroupReleases
 from glasshouse.broker.decide.releases import make_release, write_release
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake import token_checks

@@ -37,7 +37,7 @@ class BrokerProcess:
         data: Path | None = None,
         runtime_bind: str = "127.0.0.1:0",
         name: str = "owner",
-        program: Sequence[str] = ("-m", "glasshouse.broker"),
+        program: Sequence[str] = ("-m", "glasshouse.broker.serving"),
     ) -> None:
         self._socket = directory / "sockets" / name
         # Isolated: nothing in the working directory or in PYTHON* variables can stand in for our code.

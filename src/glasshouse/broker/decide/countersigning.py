@@ -14,8 +14,7 @@ from sqlalchemy import ColumnElement, Connection, update
 
 from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect, keep
 from glasshouse.broker.store import audit_log, recorded
-from glasshouse.broker.store.broker_state import BrokerState
-from glasshouse.broker.store.database import OvertakenError
+from glasshouse.broker.store.database import BrokerState, OvertakenError
 from glasshouse.broker.store.database_schema import releases
 from glasshouse.errors import Code, RefusedError
 from glasshouse.evidence.countersignature import (

@@ -11,16 +11,16 @@ from sqlalchemy import Connection, func, insert, select
 
 from glasshouse.broker.api.owner_calls import GroupRefusal, GroupRequest
 from glasshouse.broker.decide.decisions import ApiAnswer
-from glasshouse.broker.decide.group_record import accepted_machines, group_record, refuse
+from glasshouse.broker.decide.group_record import accepted_machines, group_record, known_group, refuse, unknown_group
 from glasshouse.broker.store import audit_log, recorded
-from glasshouse.broker.store.broker_state import BrokerState
+from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import groups, members
 from glasshouse.broker.store.quota import Quota
 from glasshouse.broker.store.scope import Scope
-from glasshouse.errors import Code, RefusedError, UsageError
+from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.group_rules import GroupRecord, GroupState
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.group import ID_BYTES, Group
+from glasshouse.wire.group import ID_BYTES
 from glasshouse.wire.policy import GROUP_EGRESS
 
 _ID = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}")
@@ -115,44 +115,14 @@ class GroupRequests:
         return ApiAnswer.of({"state": self.broker.database.write(decide)})
 
     def _found(self, connection: Connection, group_id: bytes, scope: Scope) -> GroupRecord:
-        found = _known(connection, group_id)
+        found = known_group(connection, group_id)
         standing = recorded.standing(connection, found.deployment, broker_public=self.broker.public)
         if standing is None or not scope.covers(standing.owner):
-            raise _unknown()
+            raise unknown_group()
         return found
-
-
-def join_group(connection: Connection, group: Group, *, deployment: str, jti: str) -> None:
-    """Record a launch as one machine of a group.
-
-    Raises:
-        UsageError: no such group of this deployment, or a machine that was launched before.
-    """
-    found = _known(connection, group.id)
-    if found.deployment != deployment:
-        raise _unknown()  # it may be another owner's
-    if (found.machines, found.ranks) != (group.machines, group.ranks):
-        raise UsageError(Code.USAGE, "a launch for another group than was announced")
-    if found.state is not GroupState.OPEN:
-        raise UsageError(Code.USAGE, f"a launch for a group that was {found.state}")
-    taken = select(members.c.jti).where(members.c.group_id == group.id, members.c.machine == group.machine)
-    if connection.execute(taken).first():
-        raise UsageError(Code.USAGE, f"machine {group.machine} of this group was launched before")
-    connection.execute(insert(members).values(jti=jti, group_id=group.id, machine=group.machine))
-
-
-def _known(connection: Connection, group_id: bytes) -> GroupRecord:
-    try:
-        return group_record(connection, group_id)
-    except RefusedError:  # here the caller is the owner
-        raise _unknown() from None
-
-
-def _unknown() -> UsageError:
-    return UsageError(Code.RUN_UNKNOWN, "this broker has no such group")
 
 
 def _group_id(parameters: Mapping[str, str]) -> bytes:
     if not _ID.fullmatch(parameters["group"]):
-        raise _unknown()
+        raise unknown_group()
     return bytes.fromhex(parameters["group"])

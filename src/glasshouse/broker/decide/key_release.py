@@ -1,49 +1,49 @@
-"""The gate: challenge and evidence.
+"""The gate's decision on evidence: a release, a refusal, or pending, until every machine of its group was accepted.
 
 Each decision is one transaction, or one savepoint of a transaction that it shares (`group_commit`): the challenge's
 consumption, the budget, the audit record and the stored answer are committed together before the answer is sent. The
-numbered checks are `handshake.broker_side`'s; check 2 is decided here on the database's records, check 13 in `releases`
-and check 14 in `group_release`.
+numbered checks are `handshake.broker_side`'s; check 2 is decided in `challenges` on the database's records, check 13 in
+`releases`, check 14 here (spec/key-release.md section 6.1).
+Laws: all decisions of a group are made with its deployment's row taken, so that broker processes make them one after
+the other; every machine of a group is released to, in one transaction, or none of them is.
 """
 
 from __future__ import annotations
 
-import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import Connection, RowMapping, bindparam, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.attestation.refusal import CheckFailedError
-from glasshouse.attestation.verify import check_1_envelope, check_1_payload, check_4_signatures
+from glasshouse.attestation.verify import check_1_envelope, check_1_message, check_1_payload, check_4_signatures
+from glasshouse.broker.decide.challenges import check_2
 from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect
-from glasshouse.broker.decide.group_release import GroupReleases
-from glasshouse.broker.decide.releases import group_facts, make_release, write_release
+from glasshouse.broker.decide.group_record import (
+    ACCEPTED,
+    accepted_machines,
+    current,
+    group_of,
+    group_record,
+    is_overtaken,
+    pending,
+    refuse,
+    settle,
+)
+from glasshouse.broker.decide.releases import Release, check_13, group_facts, make_release, others_keys, write_release
 from glasshouse.broker.store import audit_log, recorded
-from glasshouse.broker.store.broker_state import BrokerState
-from glasshouse.broker.store.database import OvertakenError
-from glasshouse.broker.store.database_schema import challenges, launches
+from glasshouse.broker.store.database import BrokerState, OvertakenError
+from glasshouse.broker.store.database_schema import challenges, groups, launches, members
+from glasshouse.broker.store.recorded import DeploymentStanding
 from glasshouse.errors import Code, GlasshouseError, InternalError, RefusedError
 from glasshouse.handshake import broker_side
+from glasshouse.handshake.group_rules import GroupState, check_14_group, rank_refused
 from glasshouse.handshake.messages import Challenge
-from glasshouse.handshake.token_checks import check_challenge_request, check_standing
-from glasshouse.handshake.tokens import TokenClaims
-from glasshouse.wire.kdf import sha256
-
-_SWEEP_EVERY_US = 1_000_000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GateLimits:
-    """How many challenges one deployment or launch may have."""
-
-    challenge_lifetime_us: int = 120 * 1_000_000  # from challenge to evidence
-    outstanding: int = 16  # unanswered challenges of one deployment at a time, beside the first of each launch
-    outstanding_per_launch: int = 4  # of them, those of one launch
-    per_launch: int = 256  # of one launch altogether; each leaves a tombstone until its token expires
-
+from glasshouse.handshake.records import LaunchRecord
+from glasshouse.wire.group import Group
 
 # Statements are built once: to build one costs as much as to run it. An update sets the columns that its values name;
 # its other parameters are named otherwise.
@@ -52,129 +52,176 @@ _BY_NONCE = (
     .select_from(recorded.LAUNCH_SOURCE.join(challenges, challenges.c.jti == launches.c.jti))
     .where(challenges.c.nonce == bindparam("nonce"))
 )
-_BY_REQUEST = select(challenges.c.body, challenges.c.used_us).where(
-    challenges.c.request_sha256 == bindparam("request_sha256")
-)
 _NAMED = challenges.c.nonce == bindparam("challenge")
 _TAKE = update(challenges).where(_NAMED, challenges.c.used_us.is_(None))
 _KEEP = update(challenges).where(_NAMED)
 _REPLAYS = select(challenges.c.replays).where(challenges.c.nonce == bindparam("nonce"))
 _REPLAYED = update(challenges).where(_NAMED).values(replays=challenges.c.replays + 1)
-_ISSUE = insert(challenges)
-_CHALLENGES = select(func.count()).select_from(challenges)
-_OF_LAUNCH = challenges.c.jti == bindparam("jti")
-_OUTSTANDING = _CHALLENGES.where(challenges.c.used_us.is_(None), challenges.c.expires_us > bindparam("now_us"))
-# The last of a launch is among those that end last: a challenge's end is never before an earlier one's.
-_ENDS = challenges.alias()
-_LAST_END = select(func.max(_ENDS.c.expires_us)).where(_ENDS.c.jti == bindparam("jti")).scalar_subquery()
-_LAST_OF_LAUNCH = select(challenges.c.body).where(_OF_LAUNCH, challenges.c.expires_us == _LAST_END)
-_ROOM = select(
-    _OUTSTANDING.where(challenges.c.deployment == bindparam("deployment")).scalar_subquery(),
-    _OUTSTANDING.where(_OF_LAUNCH).scalar_subquery(),
-    _CHALLENGES.where(_OF_LAUNCH).scalar_subquery(),
+_OF_GROUP = members.c.group_id == bindparam("group")
+_KEYS = select(members.c.machine, members.c.evidence_public, members.c.keys_sha256).where(_OF_GROUP, ACCEPTED)
+_WAITING = (
+    select(*recorded.LAUNCH_COLUMNS, challenges.c.nonce, challenges.c.body, members.c.evidence)
+    .select_from(recorded.WAITING_SOURCE)
+    .where(_OF_GROUP, ACCEPTED)
+    .order_by(members.c.machine)
 )
+_ACCEPT = update(members).where(members.c.jti == bindparam("launch"))
+_BEGIN = update(groups).where(groups.c.id == bindparam("group"), groups.c.deadline_us.is_(None))
 
 
-class _CrowdedError(RefusedError):
-    """A deployment has too many challenges open, and not because of the launch of this request."""
+class _BlamedError(Exception):
+    """One machine of a group does not pass: `error` is its own refusal."""
+
+    def __init__(self, machine: int, error: CheckFailedError) -> None:
+        super().__init__(machine)
+        self.machine = machine
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReleases:
+    """Decides on machines of groups, whose evidence passed or failed the checks before."""
+
+    broker: BrokerState
+
+    def accept(
+        self,
+        connection: Connection,
+        standing: DeploymentStanding,
+        launch: LaunchRecord,
+        challenge: Challenge,
+        appraisal: broker_side.Appraisal,
+        message: bytes,
+        now_us: int,
+    ) -> ApiAnswer:
+        """Decide on a group's machine whose evidence passed checks 1 to 12: a release, or pending.
+
+        The caller holds the deployment's row.
+
+        Raises:
+            CheckFailedError: checks 13 and 14.
+        """
+        group = group_of(launch)
+        record = current(connection, group.id, now_us)
+        if record.state is GroupState.RELEASED:  # once more to a machine that lost its answer
+            release = make_release(self.broker, connection, standing, challenge, appraisal, now_us, group=group)
+            if not release.known:
+                raise InternalError(Code.INTERNAL, "a group that was released without one of its machines")
+            write_release(connection, standing.record, release, now_us)
+            return ApiAnswer(body=release.body)
+        check_14_group(record)
+        if is_overtaken(connection, launch, challenge):
+            return pending(record, accepted=len(accepted_machines(connection, group.id)))
+        keys_sha256 = self._check_13(connection, standing, group, appraisal)
+        try:
+            # All of it or nothing: after a defect the machine was not accepted, and may come again.
+            with connection.begin_nested():
+                accepted = {
+                    "launch": launch.jti,
+                    "nonce": challenge.nonce,
+                    "evidence_sha256": appraisal.evidence_sha256,
+                    "evidence_public": appraisal.claims.evidence_public,
+                    "keys_sha256": keys_sha256,
+                    "evidence": message,
+                }
+                connection.execute(_ACCEPT, accepted)
+                # The first of a group sets its deadline.
+                connection.execute(_BEGIN, {"group": group.id, "deadline_us": challenge.expires_us})
+                audit_log.append(
+                    connection,
+                    "accepted",
+                    now_us,
+                    deployment=launch.deployment,
+                    evidence_sha256=appraisal.evidence_sha256.hex(),
+                    run_id=launch.run_id,
+                    **group_facts(group),
+                )
+                waiting = connection.execute(_WAITING, {"group": group.id}).mappings().all()
+                if len(waiting) < group.machines:
+                    return pending(group_record(connection, group.id), accepted=len(waiting))
+                return self._release_all(connection, standing, waiting, group, now_us)
+        except _BlamedError as blamed:
+            refuse(connection, group.id, machine=blamed.machine, code=blamed.error.code, now_us=now_us)
+            mine = blamed.machine == group.machine
+            raise (blamed.error if mine else rank_refused(blamed.machine, blamed.error.code)) from None
+
+    def refused(
+        self, connection: Connection, launch: LaunchRecord, challenge: Challenge, code: Code, now_us: int
+    ) -> None:
+        """Refuse the group of a machine whose evidence was refused, if it still waits.
+
+        Evidence that came late does not count against the machine: it may have been held back on the way.
+        """
+        if launch.group is None or code is Code.NONCE_EXPIRED or is_overtaken(connection, launch, challenge):
+            return
+        refuse(connection, launch.group.id, machine=launch.group.machine, code=code, now_us=now_us)
+
+    def _check_13(
+        self, connection: Connection, standing: DeploymentStanding, group: Group, appraisal: broker_side.Appraisal
+    ) -> bytes:
+        """Run check 13 for a machine of a group that waits: room for all of it, and keys of no other release."""
+        keys_sha256, known = check_13(connection, standing, appraisal, more=group.machines)
+        mine = (appraisal.claims.evidence_public, keys_sha256)
+        for row in connection.execute(_KEYS, {"group": group.id}):
+            theirs = (row.evidence_public, row.keys_sha256)
+            if theirs != mine if row.machine == group.machine else set(theirs) & set(mine):
+                raise others_keys()
+        if known:
+            raise InternalError(Code.INTERNAL, "a release to a machine of a group that was not released")
+        return keys_sha256
+
+    def _release_all(
+        self,
+        connection: Connection,
+        standing: DeploymentStanding,
+        waiting: Sequence[RowMapping],
+        last: Group,
+        now_us: int,
+    ) -> ApiAnswer:
+        """Release to every machine of a group that was accepted.
+
+        Raises:
+            _BlamedError: the evidence of one of them does not pass any more.
+            OvertakenError: another process was faster, and the transaction is to be run again.
+        """
+        made: dict[bytes, Release] = {}
+        # The clock may have stepped back since one was challenged: no release is dated before its challenge.
+        now_us = max(now_us, *(Challenge.parse(row["body"]).issued_us for row in waiting))
+        for row in waiting:
+            try:
+                made[row["nonce"]] = self._made(connection, standing, row, now_us)
+            except CheckFailedError as error:
+                raise _BlamedError(row["machine"], error) from None
+        for nonce, release in made.items():
+            write_release(connection, standing.record, release, now_us)
+            connection.execute(_KEEP, {"challenge": nonce, "status": 200, "answer": release.body})
+        if not settle(connection, last.id, GroupState.RELEASED, now_us=now_us):
+            raise OvertakenError
+        return ApiAnswer(body=next(one.body for one in made.values() if one.group == last))
+
+    def _made(self, connection: Connection, standing: DeploymentStanding, row: RowMapping, now_us: int) -> Release:
+        """Appraise a machine's stored evidence as of now, and make its release."""
+        launch, challenge = recorded.as_launch(row), Challenge.parse(row["body"])
+        group = group_of(launch)
+        appraisal = broker_side.appraise(
+            check_1_message(row["evidence"]),
+            challenge=challenge,
+            record=standing.record,
+            launch=launch,
+            broker_public=self.broker.public,
+            now_us=now_us,
+        )
+        return make_release(
+            self.broker, connection, standing, challenge, appraisal, now_us, more=group.machines, group=group
+        )
 
 
 class ReleaseGate:
     """Decides who is given a package key."""
 
-    def __init__(self, broker: BrokerState, limits: GateLimits) -> None:
+    def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
-        self._limits = limits
         self._groups = GroupReleases(broker)
-        self.ask = self._groups.ask
-        self._swept_us = 0
-
-    def challenge(self, body: bytes) -> Decision:
-        """Read a challenge request; what is returned answers it.
-
-        Raises:
-            CheckFailedError: the request's own checks.
-            RefusedError: `deployment-unknown`, `too-many-challenges`. The decision: the same, as of its time.
-        """
-        broker = self._broker
-        token = check_challenge_request(body, broker_public=broker.public, now_us=broker.clock_us())
-        request_sha256 = sha256(body)
-
-        def known(connection: Connection) -> tuple[bytes | None, int, bool]:
-            standing = recorded.standing(connection, token.deployment, broker_public=broker.public)
-            launch = recorded.launch_record(connection, token.jti)
-            if standing is None or launch is None:
-                raise RefusedError(Code.DEPLOYMENT_UNKNOWN, "this broker has no such deployment")
-            # Where the clock was set back since the launch, its time: the dates of a run never go back.
-            now_us = max(broker.clock_us(), launch.created_us)
-            check_standing(token, record=standing.record, launch=launch, broker_public=broker.public, now_us=now_us)
-            # The same request again, by a runtime whose answer was lost or from a recording,
-            # is the same challenge again: a recording cannot use up what a deployment may have open.
-            again = connection.execute(_BY_REQUEST, {"request_sha256": request_sha256}).one_or_none()
-            if again is None:
-                return None, now_us, self._check_room(connection, token.deployment, token.jti, now_us)
-            return _check_2(again.body, used=again.used_us is not None, now_us=now_us).encode(), now_us, False
-
-        def decide(connection: Connection) -> ApiAnswer:
-            # The time of the decision, not of arrival: a wait for the lock cannot outlive an expiry.
-            recorded.lock_deployment(connection, token.deployment)
-            again, now_us, first = known(connection)
-            return ApiAnswer(body=again or self._issued(connection, token, request_sha256, now_us, first=first))
-
-        # A recording that is played again takes no lock, nor does a request for which there is no room.
-        try:
-            again, _, _ = broker.database.read(known)
-        except _CrowdedError as refusal:  # as for machines of a group that start together: they come again
-            return Decision(decide=partial(ApiAnswer.refusal, refusal), effect=Effect.NOTHING, repeats=token.jti)
-        if again is not None:
-            return Decision(decide=lambda: ApiAnswer(body=again), effect=Effect.CHARGE)
-        return Decision(decide=partial(broker.database.write, decide))
-
-    def _issued(
-        self, connection: Connection, token: TokenClaims, request_sha256: bytes, now_us: int, *, first: bool
-    ) -> bytes:
-        """Make and store a challenge for a token whose standing was checked, and for which there is room."""
-        # Later than all of this launch before it, whatever the clock shows: later evidence takes the place of earlier.
-        last = () if first else connection.execute(_LAST_OF_LAUNCH, {"jti": token.jti}).scalars()
-        now_us = max([now_us, *(Challenge.parse(body).issued_us + 1 for body in last)])
-        end_us = token.expires_s * 1_000_000
-        challenge = Challenge(
-            nonce=secrets.token_bytes(32),
-            deployment=token.deployment,
-            issued_us=now_us,
-            expires_us=min(now_us + self._limits.challenge_lifetime_us, end_us),
-        )
-        body = challenge.encode()
-        values = {
-            "nonce": challenge.nonce,
-            "deployment": token.deployment,
-            "jti": token.jti,
-            "request_sha256": request_sha256,
-            "body": body,
-            "expires_us": challenge.expires_us,
-            "keep_until_us": end_us,
-        }
-        connection.execute(_ISSUE, values)
-        # Here: what a refused request had swept would be taken back with it. By the clock, not by this launch's time:
-        # where the clock was set back since, that would be over which others still have before them.
-        clock_us = self._broker.clock_us()
-        if abs(clock_us - self._swept_us) >= _SWEEP_EVERY_US:  # not each time: what is over only takes space
-            recorded.sweep(connection, clock_us)
-            self._swept_us = clock_us
-        audit_log.append(connection, "challenge", now_us, deployment=token.deployment, run_id=token.run_id)
-        return body
-
-    def _check_room(self, connection: Connection, deployment: str, jti: str, now_us: int) -> bool:
-        """Return whether this would be its launch's first challenge; raises `RefusedError`, `too-many-challenges`."""
-        values = {"deployment": deployment, "jti": jti, "now_us": now_us}
-        limits = self._limits
-        outstanding, of_launch, ever = connection.execute(_ROOM, values).one()
-        if of_launch >= limits.outstanding_per_launch or ever >= limits.per_launch:
-            raise RefusedError(Code.TOO_MANY_CHALLENGES, "too many challenges of this launch")
-        # A launch that has none gets one: others of its deployment cannot keep it out.
-        if of_launch and outstanding >= limits.outstanding:
-            raise _CrowdedError(Code.TOO_MANY_CHALLENGES, "too many challenges of this deployment")
-        return bool(ever == 0)
 
     def evidence(self, body: bytes) -> Decision:
         """Read evidence; what is returned decides on it: a release, or a refusal with the first check's code.
@@ -195,7 +242,7 @@ class ReleaseGate:
         )
         signed = check_1_payload(opened)  # not before: it is dear
         if asked["replays"]:  # used, and a replay was recorded before: a recording played again writes nothing
-            _check_2(asked["body"], used=True, now_us=clock_us())
+            check_2(asked["body"], used=True, now_us=clock_us())
 
         def decide(connection: Connection) -> ApiAnswer:
             now_us = clock_us()
@@ -218,7 +265,7 @@ class ReleaseGate:
             connection.execute(_REPLAYS, {"nonce": asked["nonce"]}).scalar_one_or_none()
         )
         try:
-            _check_2(asked["body"], used=True, now_us=now_us)
+            check_2(asked["body"], used=True, now_us=now_us)
         except CheckFailedError as refusal:
             answer = ApiAnswer.refusal(refusal)
             if replays == 0:  # one record for each challenge: a recording cannot fill the disk
@@ -234,7 +281,7 @@ class ReleaseGate:
         """Run the other checks on a challenge that this transaction consumed; a refusal is an answer too."""
         launch = recorded.as_launch(asked)
         try:
-            challenge = _check_2(asked["body"], used=False, now_us=now_us)
+            challenge = check_2(asked["body"], used=False, now_us=now_us)
             now_us = max(now_us, challenge.issued_us)
             recorded.lock_deployment(connection, asked["deployment"])
             standing = recorded.standing(connection, asked["deployment"], broker_public=self._broker.public)
@@ -279,13 +326,3 @@ def _audit_refusal(
         run_id=asked["run_id"],
         **group_facts(recorded.as_launch(asked).group),
     )
-
-
-def _check_2(body: bytes, *, used: bool, now_us: int) -> Challenge:
-    """Make the rest of check 2 on a stored challenge; raises `CheckFailedError`.
-
-    A challenge that we stored was issued before now, even where this machine's clock was set back since,
-    or another broker's runs a little ahead.
-    """
-    challenge = Challenge.parse(body)
-    return broker_side.check_2_unused(challenge, used=used, now_us=max(now_us, challenge.issued_us))

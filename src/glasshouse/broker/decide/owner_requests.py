@@ -15,10 +15,10 @@ from glasshouse.attestation.claims import ID_BYTES
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.api.owner_calls import DelegationRequest, DeploymentRequest, LaunchRequest, RevocationRequest
 from glasshouse.broker.decide.decisions import ApiAnswer
-from glasshouse.broker.decide.group_requests import join_group
+from glasshouse.broker.decide.group_record import join_group
 from glasshouse.broker.decide.releases import group_facts
 from glasshouse.broker.store import audit_log, recorded
-from glasshouse.broker.store.broker_state import BrokerState
+from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import deployments, launches, packages, stopped
 from glasshouse.broker.store.key_file import Purpose
 from glasshouse.broker.store.quota import Quota

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, RowMapping, func, select, true
 from glasshouse import __version__
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.store import audit_log, recorded
-from glasshouse.broker.store.broker_state import BrokerState
+from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import audit, challenges, deployments, launches, owners, releases
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, UsageError

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.broker.store import audit_log
-from glasshouse.broker.store.broker_state import BrokerState
+from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import deployments, releases
 from glasshouse.broker.store.recorded import DeploymentStanding
 from glasshouse.errors import Code

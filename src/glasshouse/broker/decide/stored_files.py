@@ -37,7 +37,7 @@ from glasshouse.broker.decide.left_files import (
 )
 from glasshouse.broker.decide.owner_views import after, launch_of
 from glasshouse.broker.store import recorded
-from glasshouse.broker.store.broker_state import BrokerState
+from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import packages, stored
 from glasshouse.broker.store.key_file import private_directory, sync_directory
 from glasshouse.broker.store.scope import Scope

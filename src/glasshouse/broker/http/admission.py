@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from sqlalchemy import Connection, bindparam, insert, select, update
 from starlette.requests import Request
 
-from glasshouse.broker.store.broker_state import BrokerState
+from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import owners as enrolled
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, RefusedError

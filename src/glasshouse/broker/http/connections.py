@@ -11,6 +11,7 @@ while anything idles.
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import resource
 import sys
@@ -35,6 +36,17 @@ class Connection(Protocol):
 
     def cut(self) -> None:
         """End the connection at once."""
+
+
+def address_of(host: str | None) -> str:
+    """Return what a sender is counted as: an IPv4 address, an IPv6 network of 64 bits, or nothing on a Unix socket."""
+    if host is None or ":" not in host:
+        return host or ""
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
 
 
 def room_for(listeners: int) -> int:

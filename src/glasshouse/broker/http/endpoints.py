@@ -23,7 +23,8 @@ from glasshouse.broker.api.owner_calls import MAX_BODY_BYTES
 from glasshouse.broker.api.problems import PROBLEM_TYPE, Problem
 from glasshouse.broker.decide.decisions import JSON_TYPE, ApiAnswer, Decision
 from glasshouse.broker.http.admission import Admission
-from glasshouse.broker.http.intake import Intake, Pace, address_of
+from glasshouse.broker.http.connections import address_of
+from glasshouse.broker.http.intake import Intake, Pace
 from glasshouse.broker.store.scope import EVERYTHING, Scope
 from glasshouse.errors import Code, FormatError, UsageError
 

@@ -9,7 +9,6 @@ address is locked out for itself alone: an honest runtime behind the same addres
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import itertools
 import threading
 import time
@@ -36,17 +35,6 @@ PACES_AHEAD = 2  # a runtime is not exact, and tries again where it was not answ
 _SIZE_STEP_BYTES = 4096
 
 Result = TypeVar("Result")
-
-
-def address_of(host: str | None) -> str:
-    """Return what one party is taken for: an IPv4 address, an IPv6 network of 64 bits, or nothing on a Unix socket."""
-    if host is None or ":" not in host:
-        return host or ""
-    try:
-        address = ipaddress.IPv6Address(host.partition("%")[0])
-    except ValueError:
-        return host
-    return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
 
 
 class Shares:

@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -17,7 +18,9 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from glasshouse.broker.store.database_schema import metadata
+from glasshouse.broker.store.key_file import KeyFile
 from glasshouse.errors import Code, InternalError, PeerError
+from glasshouse.wire.signing import SigningKey
 
 _ATTEMPTS = 5
 
@@ -222,3 +225,18 @@ def _begin(connection: Connection, *, reading: bool = False) -> None:
         # A deferred transaction that reads first and writes later fails with SQLITE_BUSY_SNAPSHOT when another process
         # wrote in between, without waiting: writers take the lock at once.
         connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrokerState:
+    """An opened broker: its database, the key file that opens it, its signing key, and microseconds since the epoch."""
+
+    database: Database
+    key_file: KeyFile
+    key: SigningKey
+    clock_us: Callable[[], int]
+
+    @property
+    def public(self) -> bytes:
+        """The public signing key."""
+        return self.key.public

@@ -6,13 +6,11 @@ import contextlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select, update
 
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.store.database_schema import (
-    SCHEMA_VERSION,
-    broker,
     challenges,
     delegations,
     deployments,
@@ -33,7 +31,7 @@ from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.signed_policy import SignedPolicy
 from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.wire.group import Group
-from glasshouse.wire.signing import SigningKey, key_id
+from glasshouse.wire.signing import key_id
 
 _REMEMBERED = 64
 
@@ -64,6 +62,7 @@ LAUNCH_COLUMNS = (
 LAUNCH_SOURCE = launches.outerjoin(members, members.c.jti == launches.c.jti).outerjoin(
     groups, groups.c.id == members.c.group_id
 )
+WAITING_SOURCE = LAUNCH_SOURCE.join(challenges, challenges.c.nonce == members.c.nonce)
 _LAUNCH = select(*LAUNCH_COLUMNS).select_from(LAUNCH_SOURCE).where(launches.c.jti == bindparam("jti"))
 _LOCK = (
     update(deployments).where(deployments.c.id == bindparam("deployment")).values(decisions=deployments.c.decisions + 1)
@@ -93,29 +92,6 @@ _SWEEP = delete(challenges).where(
     challenges.c.keep_until_us <= bindparam("now_us"),
     challenges.c.nonce.not_in(_WAITED_WITH),
 )
-
-
-def has_broker_key(connection: Connection) -> bool:
-    """Return whether this database has a broker in it."""
-    return connection.execute(select(func.count()).select_from(broker)).scalar_one() > 0
-
-
-def open_broker_key(connection: Connection, key_file: KeyFile) -> SigningKey:
-    """Return the broker's signing key, made on the first start.
-
-    Raises:
-        UsageError: `usage` when the key file belongs to another database or the database to another version.
-    """
-    row = connection.execute(select(broker)).mappings().one_or_none()
-    if row is None:
-        key = SigningKey.generate()
-        wrapped = key_file.wrap(Purpose.SIGNING_KEY, key.key_id, key.seed())
-        values = {"id": 1, "version": SCHEMA_VERSION, "public": key.public, "wrapped_seed": wrapped}
-        connection.execute(insert(broker).values(**values))
-        return key
-    if row["version"] != SCHEMA_VERSION:
-        raise UsageError(Code.USAGE, f"a broker's database of version {row['version']}, not {SCHEMA_VERSION}")
-    return SigningKey(key_file.unwrap(Purpose.SIGNING_KEY, key_id(row["public"]), row["wrapped_seed"]))
 
 
 def package_key_name(package_row: str, manifest_sha256: bytes) -> str:

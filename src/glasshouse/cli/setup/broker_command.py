@@ -20,7 +20,7 @@ from glasshouse.providers.protocol.line import GateLine
 
 if TYPE_CHECKING:  # the server and its database are loaded for `serve` alone
     from glasshouse.broker.api.owner_calls import BrokerReady
-    from glasshouse.broker.http.serving import Network
+    from glasshouse.broker.serving import Network
 
 group = typer.Typer(no_args_is_help=True)
 _STORE_LIMIT_GIB = 20
@@ -52,7 +52,7 @@ def serve(
 ) -> None:
     """Serve until stopped: SIGINT or SIGTERM."""
     from glasshouse.broker.api.owner_calls import GateReady
-    from glasshouse.broker.http.serving import serve as serve_broker
+    from glasshouse.broker.serving import serve as serve_broker
 
     output, home = options.output, options.any_home.make()
     network = _network(bind, advertise, owners or [], plain=plain)
@@ -115,7 +115,7 @@ def audit(gate: GateOption = None, *, options: OwnerOptions) -> None:
 
 def _network(bind: str | None, advertise: str | None, owners: list[Path], *, plain: bool) -> Network | None:
     """Return where the broker is a gate, and for whom; None where it is none."""
-    from glasshouse.broker.http.serving import Network
+    from glasshouse.broker.serving import Network
 
     if bind is None:
         if advertise is not None or owners or plain:

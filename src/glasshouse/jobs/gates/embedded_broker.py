@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from glasshouse.broker.__main__ import main as serve
+from glasshouse.broker.serving import main as serve
 from glasshouse.jobs.gates.embedded import Embedded, socket_folder
 from glasshouse.jobs.owner.home import Home
 
