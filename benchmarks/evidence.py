@@ -21,8 +21,8 @@ from glasshouse.evidence.events import EventType
 from glasshouse.evidence.heads import HEAD_TYPE, Head
 from glasshouse.evidence.log import EventLog, read_lines, verify_log
 from glasshouse.wire.canonical import Json, decode
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 
 BARS = {"append_us": Bar(100.0), "verify_100k_s": Bar(5.0)}

@@ -56,9 +56,7 @@ from glasshouse.runtime.gate.attest import attest
 from glasshouse.runtime.gate.broker_client import TIMEOUT_S, BrokerClient
 from glasshouse.runtime.loop import Loop
 from glasshouse.tamper.stage import Actor, Owner, clock_us
-from glasshouse.wire import hpke
-from glasshouse.wire.kdf import lengths_prefixed, sha256
-from glasshouse.wire.signing import SigningKey, verify
+from glasshouse.wire.crypto import RecipientKey, SigningKey, hpke_seal, lengths_prefixed, sha256, verify_signature
 from glasshouse.wire.states import Outcome, State
 
 JUDGED = 8  # runtimes at once that the bars are about; the largest number measured where it is not among them
@@ -359,15 +357,15 @@ def cryptography_us(rounds: int = 200) -> float:
     Two verifications of the token (once a request), one of the challenge request, two of the evidence, the
     signature of the result, and the HPKE seal of the package key.
     """
-    key, recipient = SigningKey.generate(), hpke.RecipientKey.generate().public
+    key, recipient = SigningKey.generate(), RecipientKey.generate().public
     token, asked, evidence = bytes(1100), bytes(REQUESTS["/v1/challenge"]), bytes(REQUESTS["/v1/evidence"])
     signed = [(message, key.sign(message)) for message in (token, token, asked, evidence, evidence)]
 
     def once() -> None:
         for message, signature in signed:
-            verify(key.public, signature, message)
+            verify_signature(key.public, signature, message)
         key.sign(token)
-        hpke.seal(bytes(32), recipient=recipient, info=bytes(600))
+        hpke_seal(bytes(32), recipient=recipient, info=bytes(600))
 
     return 1e6 * statistics.median(timeit.repeat(once, number=1, repeat=rounds))
 

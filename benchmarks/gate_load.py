@@ -28,7 +28,7 @@ from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, PREDICATE_TYPE, RECEI
 from glasshouse.evidence.results import MAX_OUTPUTS, STATEMENT_TYPE, Output
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, encode
-from glasshouse.wire.signing import SigningKey, key_id
+from glasshouse.wire.crypto import SigningKey, key_id
 
 __all__ = [
     "ANSWERS",

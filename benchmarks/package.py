@@ -27,10 +27,8 @@ from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, VERSION
 from glasshouse.package.read import Package
 from glasshouse.package.sealer import Source
 from glasshouse.package.write import write
-from glasshouse.wire.aead import PREFIX_BYTES, TAG_BYTES, ChunkCipher, Suite
-from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.crypto import PREFIX_BYTES, TAG_BYTES, ChunkCipher, RecipientKey, SigningKey, Suite
 from glasshouse.wire.policy import Assurance, Floor, Profile
-from glasshouse.wire.signing import SigningKey
 
 MEMORY_FOLDER = Path("/dev/shm")
 BARS = {

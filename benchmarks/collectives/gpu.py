@@ -28,7 +28,7 @@ from benchmarks.kept import Bar, finish, kept, options
 from glasshouse.collectives.kernels.cipher import Cipher, Message
 from glasshouse.collectives.kernels.jit import interpreted
 from glasshouse.collectives.kernels.launch_shape import Shape
-from glasshouse.wire.aead import TAG_BYTES
+from glasshouse.wire.crypto import TAG_BYTES
 
 __all__ = ["main"]
 

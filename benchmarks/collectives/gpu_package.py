@@ -21,9 +21,7 @@ from glasshouse.package.read import Package
 from glasshouse.package.sealer import Source
 from glasshouse.task.granted import GrantInputs
 from glasshouse.task.tensors import load
-from glasshouse.wire.aead import Suite
-from glasshouse.wire.hpke import RecipientKey
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import RecipientKey, SigningKey, Suite
 from glasshouse.workloads.builtin.weights import DeviceOpener
 
 __all__ = ["measure_package"]

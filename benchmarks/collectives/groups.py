@@ -26,7 +26,7 @@ from glasshouse.collectives.torch_backend.process_group import SealedGroup
 from glasshouse.collectives.torch_backend.sealed_work import SealedWork
 from glasshouse.collectives.transport.dial import Direct
 from glasshouse.collectives.transport.mesh import Mesh
-from glasshouse.wire.aead import TAG_BYTES, Suite
+from glasshouse.wire.crypto import TAG_BYTES, Suite
 
 __all__ = ["Counted", "Groups", "Plain"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from glasshouse.cli.app import command_line
 from glasshouse.jobs.define.jobfile import FIELDS
 from glasshouse.jobs.define.jobschema import BEYOND, default_of
-from glasshouse.wire.workloads import WORKLOADS
+from glasshouse.wire.policy import WORKLOADS
 from glasshouse.workloads.job_keys import REQUIRED, Field, Rule, declared
 from glasshouse.workloads.registry import MODULES, load
 

@@ -33,7 +33,7 @@ from glasshouse.collectives.transport.local_link import INLINE, unit_of
 from glasshouse.collectives.transport.send_pool import PAGE_BYTES
 from glasshouse.errors import Code
 from glasshouse.wire import ranks
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "sealed-collectives"

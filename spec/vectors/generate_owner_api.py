@@ -23,11 +23,10 @@ from glasshouse.handshake.owner_request import REQUEST_TYPE, sign_request
 from glasshouse.handshake.signed_policy import SIGNED_POLICY_TYPE, SignedPolicy
 from glasshouse.wire import dsse, jwt
 from glasshouse.wire.canonical import b64encode, encode
+from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.kdf import sha256
 from glasshouse.wire.merkle import Tree, leaf_hash
 from glasshouse.wire.policy import Assurance, Profile
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
 
 FOLDER = Path(__file__).resolve().parent / "owner-api"

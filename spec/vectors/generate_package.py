@@ -33,8 +33,8 @@ from package_parts import (
 )
 
 from glasshouse.wire import dsse
-from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import b64encode
+from glasshouse.wire.crypto import Suite
 
 Vector = tuple[str, dict[str, Any]]
 SEALED_CHUNK = CHUNK + 16

@@ -15,8 +15,7 @@ from glasshouse.errors import Code
 from glasshouse.jobs.references.released import RELEASED_TYPE, Released
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import encode
-from glasshouse.wire.kdf import sha256
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey, sha256
 
 FOLDER = Path(__file__).resolve().parent / "reference-values"
 MAKER, OTHER = (SigningKey(bytes([number]) * 32) for number in (1, 2))

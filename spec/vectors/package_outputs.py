@@ -9,7 +9,7 @@ from typing import Any
 
 from package_parts import CHUNK, OTHER_RECIPIENT, RECIPIENT, RUN_ID, SALT, Messages, b64, fixed, flip, output, put
 
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 
 Vector = tuple[str, dict[str, Any]]
 

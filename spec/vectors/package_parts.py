@@ -15,11 +15,18 @@ from typing import Any
 
 from blake3 import blake3
 
-from glasshouse.wire import dsse, hpke
-from glasshouse.wire.aead import ChunkCipher, Suite
+from glasshouse.wire import dsse
 from glasshouse.wire.canonical import b64decode, b64encode, encode
-from glasshouse.wire.kdf import derive, lengths_prefixed
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import (
+    ChunkCipher,
+    RecipientKey,
+    SigningKey,
+    Suite,
+    derive,
+    hpke_seal,
+    key_id,
+    lengths_prefixed,
+)
 
 HERE = Path(__file__).parent / "sealed-package"
 # HPKE draws its own randomness: messages that were made once are kept, so that the rest is reproducible.
@@ -36,8 +43,8 @@ def fixed(label: str, length: int) -> bytes:
 
 OWNER = SigningKey(fixed("owner", 32))
 STRANGER = SigningKey(fixed("stranger", 32))
-RECIPIENT = hpke.RecipientKey(fixed("recipient", 96))
-OTHER_RECIPIENT = hpke.RecipientKey(fixed("other recipient", 96))
+RECIPIENT = RecipientKey(fixed("recipient", 96))
+OTHER_RECIPIENT = RecipientKey(fixed("other recipient", 96))
 KEY = fixed("package key", 32)
 OTHER_KEY = fixed("other package key", 32)
 PACKAGE_ID = fixed("package id", 16).hex()
@@ -156,7 +163,7 @@ class Messages:
     def seal(self, plaintext: bytes, *, recipient: bytes, info: bytes) -> bytes:
         name = hashlib.sha256(lengths_prefixed(recipient, info, plaintext)).hexdigest()
         if name not in self._known:
-            self._known[name] = b64encode(hpke.seal(plaintext, recipient=recipient, info=info))
+            self._known[name] = b64encode(hpke_seal(plaintext, recipient=recipient, info=info))
         self.used[name] = self._known[name]
         return b64decode(self._known[name])
 
@@ -186,7 +193,7 @@ def output(
         "manifest_sha256": manifest_sha256.hex(),
         "recipients": [
             {
-                "id": hpke.recipient_id(RECIPIENT.public),
+                "id": key_id(RECIPIENT.public),
                 "sealed": b64encode(messages.seal(private, recipient=RECIPIENT.public, info=info)),
             }
         ],

@@ -16,9 +16,7 @@ from glasshouse.handshake.runtime_side import challenge_request, evidence_messag
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import b64decode, decode
-from glasshouse.wire.hpke import RecipientKey
-from glasshouse.wire.kdf import sha256
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import RecipientKey, SigningKey, sha256
 from simulators.reporting import Reporter, release_to
 from simulators.wire_tap import WireTap
 

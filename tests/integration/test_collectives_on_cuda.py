@@ -32,7 +32,7 @@ from glasshouse.collectives.protocol.headers import (
 )
 from glasshouse.task.granted import GrantInputs
 from glasshouse.task.tensors import load
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 from glasshouse.workloads.builtin import weights
 from simulators.engine_ranks import in_ranks, operate
 from simulators.sealed_group import group

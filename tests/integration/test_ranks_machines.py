@@ -16,8 +16,8 @@ import pytest
 from glasshouse.errors import Code, ExitCode, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.tokens import issue_token
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.group import Group
-from glasshouse.wire.signing import SigningKey
 from tools.machine import needs_landlock, needs_namespaces
 from tools.ports import free_port
 from tools.runtime_world import CANARY, AgentProcess, Broken, World, ended, verified

@@ -16,7 +16,7 @@ from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.broker.client.owner_client import request
 from glasshouse.errors import Code, ExitCode
 from glasshouse.handshake.messages import Challenge
-from glasshouse.wire import hpke
+from glasshouse.wire.crypto import RecipientKey, hpke_seal
 from simulators.key_release_world import World as KeyReleaseWorld
 from tools.runtime_proxy import Act, Proxy, Reply
 from tools.runtime_world import Broken, World, ended, script_world
@@ -160,7 +160,7 @@ def test_a_broker_that_lies_gets_no_run(through: Callable[..., tuple[World, Prox
 def _sealed_to_somebody(chars: int) -> str:
     from glasshouse.wire.canonical import b64encode
 
-    sealed = hpke.seal(os.urandom(32), recipient=hpke.RecipientKey.generate().public, info=b"")
+    sealed = hpke_seal(os.urandom(32), recipient=RecipientKey.generate().public, info=b"")
     text = b64encode(sealed)
     assert len(text) == chars
     return text

@@ -34,7 +34,7 @@ from glasshouse.collectives.protocol.rendezvous import (
 )
 from glasshouse.collectives.protocol.traffic import Traffic
 from glasshouse.errors import Code, CollectiveError, FormatError, GlasshouseError
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 from simulators.sealed_group import SECRET, group, header, meetings, members, seal, shake_hands
 
 BOUNDED = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)

@@ -18,8 +18,8 @@ from glasshouse.evidence.log import EventLog, verify_log
 from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle
 from glasshouse.jobs.verify.verdict import Status
 from glasshouse.wire.canonical import MAX_INTEGER, decode, encode
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import NEXT, Outcome, State
 from simulators.world import World
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from glasshouse.errors import VerificationError
 from glasshouse.wire.canonical import encode
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 from glasshouse_bench.verify import verify_measurement
 from simulators.slot_measurement import OWNER, measured
 from tools.artifact_stories import fitted, payload, sign

@@ -22,9 +22,8 @@ from glasshouse.package.outputs import open_output
 from glasshouse.package.paths import check_path, check_paths
 from glasshouse.package.read import Package
 from glasshouse.package.safetensors import tensor_spans
-from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import encode
-from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.crypto import RecipientKey, Suite
 from simulators.package_world import CHUNK, KEY, OWNER, reader, seal, unlock
 
 BOUNDED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from glasshouse.errors import FormatError, PackageError
 from glasshouse.wire import dsse, jwt
-from glasshouse.wire.aead import TAG_BYTES, ChunkCipher, Suite
 from glasshouse.wire.canonical import MAX_INTEGER, b64decode, b64encode, decode, encode
+from glasshouse.wire.crypto import TAG_BYTES, ChunkCipher, SigningKey, Suite, lengths_prefixed
 from glasshouse.wire.frames import DATA, Decoder, control, data_header
-from glasshouse.wire.kdf import lengths_prefixed
 from glasshouse.wire.merkle import Tree, leaf_hash, verify_consistency, verify_inclusion
-from glasshouse.wire.signing import SigningKey
 
 KEY = SigningKey(b"k" * 32)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

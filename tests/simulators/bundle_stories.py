@@ -19,7 +19,7 @@ from glasshouse.handshake.delegation import Use
 from glasshouse.handshake.tokens import TokenClaims
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.states import State
 from simulators.world import START_US, Run, World, envelope

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from glasshouse.handshake.tokens import TokenClaims
 from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
+from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.group import Group
-from glasshouse.wire.kdf import sha256
-from glasshouse.wire.signing import SigningKey
 from simulators.owner_side import OwnersWorld
 
 __all__ = ["MachineWorld", "settle_group"]

@@ -30,11 +30,9 @@ from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.tokens import TokenClaims, issue_token
 from glasshouse.wire import dsse
+from glasshouse.wire.crypto import RecipientKey, SigningKey, derive, sha256
 from glasshouse.wire.group import Group
-from glasshouse.wire.hpke import RecipientKey
-from glasshouse.wire.kdf import derive, sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 from simulators.measured import measured
 

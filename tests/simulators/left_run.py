@@ -10,8 +10,8 @@ from glasshouse.evidence.countersignature import ReceiptAnswer
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.results import Output
 from glasshouse.tamper.stage import Actor
+from glasshouse.wire.crypto import sha256
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.kdf import sha256
 from glasshouse.wire.states import State
 from simulators.reporting import Reporter, release_to
 

@@ -24,7 +24,7 @@ from glasshouse.broker.store.quota import Quota
 from glasshouse.errors import Code
 from glasshouse.providers.protocol.line import GateLine
 from glasshouse.tamper.stage import Actor
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 

@@ -12,11 +12,9 @@ from glasshouse.package.index import Index, find
 from glasshouse.package.read import Package
 from glasshouse.package.sealer import Source
 from glasshouse.package.write import SealedManifest, write
-from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.crypto import RecipientKey, SigningKey, Suite
 from glasshouse.wire.policy import Assurance, Floor, Profile
-from glasshouse.wire.signing import SigningKey
 
 CHUNK = 1024
 

@@ -29,13 +29,10 @@ from glasshouse.handshake.records import DeploymentRecord
 from glasshouse.handshake.tokens import TokenClaims, issue_token
 from glasshouse.package.layout import key_commitment
 from glasshouse.package.manifest import Manifest
-from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import decode
+from glasshouse.wire.crypto import RecipientKey, SigningKey, Suite, salted, sha256
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.hpke import RecipientKey
-from glasshouse.wire.kdf import salted, sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
 from simulators.measured import measured
 

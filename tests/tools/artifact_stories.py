@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import b64encode, decode, encode
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 from glasshouse.wire.merkle import Tree, leaf_hash
 from glasshouse_bench.artifact import Part
 from glasshouse_bench.beside import Calibration

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from glasshouse.wire.hpke import RecipientKey
+    from glasshouse.wire.crypto import RecipientKey
 
 FOLDER = Path(__file__).parents[2] / "src" / "glasshouse" / "custodian"
 
 
 def known_key() -> RecipientKey:
-    from glasshouse.wire.hpke import PRIVATE_BYTES, RecipientKey
+    from glasshouse.wire.crypto import HPKE_PRIVATE_BYTES, RecipientKey
 
-    return RecipientKey(hashlib.shake_256(b"a key that only tests know").digest(PRIVATE_BYTES))
+    return RecipientKey(hashlib.shake_256(b"a key that only tests know").digest(HPKE_PRIVATE_BYTES))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from glasshouse.package.grant import grant
 from glasshouse.package.read import Package
 from glasshouse.package.sealer import Source
 from glasshouse.package.write import write
-from glasshouse.wire import frames, hpke
+from glasshouse.wire import frames
+from glasshouse.wire.crypto import RecipientKey, SigningKey
 from glasshouse.wire.policy import Assurance, Floor, Profile
-from glasshouse.wire.signing import SigningKey
 from glasshouse.workloads.registry import canonical
 from tools.waiting import wait_for
 
@@ -49,7 +49,7 @@ def sealed_package(
 ) -> tuple[bytes, bytes]:
     """Return a package and its encoded grant; `options` are those of `package.write.write`."""
     owner, key = SigningKey.generate(), secrets.token_bytes(32)
-    sealing = hpke.RecipientKey.generate().public
+    sealing = RecipientKey.generate().public
     out = io.BytesIO()
     write(
         out,

@@ -11,8 +11,7 @@ import numpy as np
 
 from glasshouse.errors import GlasshouseError
 from glasshouse.wire.canonical import b64decode, encode
-from glasshouse.wire.kdf import sha256
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.workloads.measurement.slots import Plan, order_of
 from glasshouse_bench.beside import Calibration
 from glasshouse_bench.claim import claim

@@ -12,9 +12,8 @@ from glasshouse.package.manifest import Manifest
 from glasshouse.package.sealer import Source
 from glasshouse.package.write import write
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.crypto import RecipientKey, SigningKey
 from glasshouse.wire.policy import Assurance, Floor, Profile
-from glasshouse.wire.signing import SigningKey
 
 SCRIPT = "print('hello')\n"
 

@@ -29,9 +29,9 @@ from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse.jobs.verify.run_files import verify_log_beside
 from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.package.outputs import open_output
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.group import Group
 from glasshouse.wire.policy import Assurance, Profile
-from glasshouse.wire.signing import SigningKey
 from glasshouse.workloads.registry import canonical
 from tools.runtime_package import OwnersPackage, seal
 from tools.waiting import wait_for

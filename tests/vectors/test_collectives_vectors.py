@@ -21,7 +21,7 @@ from glasshouse.collectives.transport.local_link import INLINE, parse_unit
 from glasshouse.collectives.transport.send_pool import PAGE_BYTES
 from glasshouse.errors import Code, CollectiveError, GlasshouseError
 from glasshouse.wire import ranks
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 from glasshouse.wire.frames import Decoder
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from glasshouse.evidence.log import verify_log
 from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle
 from glasshouse.jobs.verify.run_files import verify_log_beside
 from glasshouse.wire.canonical import b64decode, encode
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "spec" / "vectors" / "evidence"

@@ -36,8 +36,8 @@ from glasshouse.handshake.runtime_side import check_release, read_challenge
 from glasshouse.handshake.token_checks import check_challenge_request
 from glasshouse.handshake.tokens import parse_token
 from glasshouse.wire.canonical import b64decode, b64encode, encode
+from glasshouse.wire.crypto import RecipientKey
 from glasshouse.wire.group import Group
-from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Floor
 
 ROOT = Path(__file__).resolve().parents[2]

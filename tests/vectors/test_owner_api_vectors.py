@@ -13,7 +13,7 @@ from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.stored import StoredPart
 from glasshouse.handshake.owner_request import authenticate, check_body, check_serial
 from glasshouse.handshake.signed_policy import SignedPolicy
-from glasshouse.wire.signing import key_id
+from glasshouse.wire.crypto import key_id
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "spec" / "vectors" / "owner-api"

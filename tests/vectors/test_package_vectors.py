@@ -22,9 +22,7 @@ from glasshouse.package.read import Package
 from glasshouse.package.sealer import Source
 from glasshouse.package.streams import Positioned
 from glasshouse.package.write import write
-from glasshouse.wire.hpke import RecipientKey
-from glasshouse.wire.kdf import salted
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import RecipientKey, SigningKey, salted
 
 ROOT = Path(__file__).parents[2] / "spec" / "vectors"
 FOLDER = ROOT / "sealed-package"

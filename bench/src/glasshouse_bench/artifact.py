@@ -16,7 +16,7 @@ from typing import Annotated, Self, TypeVar
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.owner.files import is_there, open_regular, private_folder, write_private
 from glasshouse.wire.canonical import MAX_INTEGER, decode
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 from glasshouse_bench.design import MAX_DESIGN_BYTES, MAX_SESSIONS, Design, Mode
 from glasshouse_bench.documents import COUNT, INSTANT, NAME, PLAIN, Document, integer, listed
 

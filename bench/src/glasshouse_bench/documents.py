@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import MAX_INTEGER, Json, encode
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 from glasshouse_bench.strict_fields import Fields
 
 __all__ = ["COUNT", "INSTANT", "NAME", "PLAIN", "Document", "Kind", "integer", "listed", "plain"]

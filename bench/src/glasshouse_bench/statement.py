@@ -16,9 +16,8 @@ from glasshouse.jobs.owner.files import is_there, write_private
 from glasshouse.jobs.verify.publish import host_canaries
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, encode
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.merkle import Tree, leaf_hash
-from glasshouse.wire.signing import SigningKey
 from glasshouse_bench.analysis import analyse
 from glasshouse_bench.artifact import ANALYSIS, Part, read_document
 from glasshouse_bench.beside import BESIDE, MAX_BESIDE_BYTES, Calibration, Parity, Phases

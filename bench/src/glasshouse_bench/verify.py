@@ -21,10 +21,9 @@ from glasshouse.jobs.owner.owner_identity import OwnerPublic
 from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.wire.canonical import Json, decode
+from glasshouse.wire.crypto import key_id, sha256
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.kdf import sha256
 from glasshouse.wire.merkle import Tree, leaf_hash
-from glasshouse.wire.signing import key_id
 from glasshouse.wire.states import Outcome
 from glasshouse_bench.analysis import check_same
 from glasshouse_bench.artifact import (

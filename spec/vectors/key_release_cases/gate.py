@@ -17,8 +17,8 @@ from glasshouse.handshake.messages import REQUEST_TYPE
 from glasshouse.handshake.tokens import CLOCK_STEP_S, TOKEN_TYPE, issue_token
 from glasshouse.wire import dsse, jwt
 from glasshouse.wire.canonical import b64encode, decode, encode
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.policy import Assurance, Profile
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 from key_release_cases.common import HEAD_TYPE, Case, case, sample_ear
 from simulators.key_release_world import (

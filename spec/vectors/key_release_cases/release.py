@@ -11,8 +11,8 @@ from glasshouse.attestation.ear import Ear
 from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.errors import FormatError
 from glasshouse.handshake.messages import ReleaseMessage, release_info
-from glasshouse.wire import hpke, signing
 from glasshouse.wire.canonical import b64encode, encode
+from glasshouse.wire.crypto import SigningKey, hpke_seal
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from key_release_cases.common import Case, case, sample
 from simulators.key_release_world import (
@@ -46,7 +46,7 @@ def release_cases(previous: Mapping[str, Any]) -> Iterator[Case]:
             **changes,
         }
 
-    def with_ear(changed: Ear, broker: signing.SigningKey = world.broker) -> ReleaseMessage:
+    def with_ear(changed: Ear, broker: SigningKey = world.broker) -> ReleaseMessage:
         return replace(honest, ear=changed.issue(broker))
 
     def refused(name: str, description: str, release: Any, code: str = "release-invalid", **changes: Any) -> Case:
@@ -105,5 +105,5 @@ def sealed(world: World, ear: str, previous: Mapping[str, Any] | None) -> Releas
                 return ReleaseMessage(ear=ear, sealed_key=kept)
         except FormatError:
             pass  # sealed under another context: seal it again
-    fresh = hpke.seal(world.package_key, recipient=world.hpke.public, info=info)
+    fresh = hpke_seal(world.package_key, recipient=world.hpke.public, info=info)
     return ReleaseMessage(ear=ear, sealed_key=fresh)

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from glasshouse.handshake.tokens import issue_token
-from glasshouse.wire import jwt, signing
+from glasshouse.wire import jwt
 from glasshouse.wire.canonical import b64encode, encode
+from glasshouse.wire.crypto import SigningKey
 from key_release_cases.common import Case, case, sample, sample_ear
 from simulators.key_release_world import (
     NOW_US,
@@ -19,12 +20,12 @@ from simulators.key_release_world import (
 )
 
 
-def forged_token(key: signing.SigningKey, header: bytes, claims: bytes) -> str:
+def forged_token(key: SigningKey, header: bytes, claims: bytes) -> str:
     head = f"{b64encode(header)}.{b64encode(claims)}"
     return f"{head}.{b64encode(key.sign(head.encode()))}"
 
 
-def jose_forgeries(token: str, key: signing.SigningKey) -> Iterator[tuple[str, str, str, str]]:
+def jose_forgeries(token: str, key: SigningKey) -> Iterator[tuple[str, str, str, str]]:
     """Yield (name, description, token, code): what a JOSE library might take, and we must not."""
     head, claims, signature = token.split(".")
     header: dict[str, Any] = json.loads(jwt.b64decode(head))

@@ -15,9 +15,9 @@ from glasshouse.attestation.confirmation import CONFIRMATION, Confirmed
 from glasshouse.attestation.hardening import HardeningReport
 from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire import hpke, jwt
+from glasshouse.wire import jwt
 from glasshouse.wire.canonical import Codec, Json
-from glasshouse.wire.kdf import lengths_prefixed, sha256
+from glasshouse.wire.crypto import HPKE_PUBLIC_BYTES, lengths_prefixed, sha256
 from glasshouse.wire.policy import Assurance
 from glasshouse.wire.record import IDENTIFIER, Id, Identifier, Member, Record, Sha256, digest, items, octets, text
 from glasshouse.wire.states import State
@@ -80,7 +80,7 @@ class Claims(Record, name="claims", constants=CONFIRMATION, derived={"eat_profil
     state: State  # `measured` in acceptable evidence
     gpus: Annotated[tuple[Gpu, ...], items(MAX_GPUS)]  # in sight
     assurance: Assurance  # that the hardware evidence beside the claims is to prove
-    hpke_public: Annotated[bytes, octets(hpke.PUBLIC_BYTES)]  # its private half never left the custodian
+    hpke_public: Annotated[bytes, octets(HPKE_PUBLIC_BYTES)]  # its private half never left the custodian
     evidence_public: Confirmed  # the key that signs this evidence and later the run's log and receipt
     token: Annotated[str, text(jwt.MAX_TOKEN_BYTES)]  # the launch token, compact
 
@@ -91,7 +91,7 @@ class Claims(Record, name="claims", constants=CONFIRMATION, derived={"eat_profil
             (self.measurement_sha256, 32),
             (self.environment_sha256, 32),
             (self.evidence_public, 32),
-            (self.hpke_public, hpke.PUBLIC_BYTES),
+            (self.hpke_public, HPKE_PUBLIC_BYTES),
         )
         if any(len(value) != size for value, size in sizes):
             raise FormatError(Code.SCHEMA, "a claim that is a digest, key or nonce has the wrong length")

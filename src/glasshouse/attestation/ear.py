@@ -15,7 +15,8 @@ from glasshouse.attestation.ar4si import ASPECTS, SOFTWARE_VECTOR, EarStatus, st
 from glasshouse.attestation.claims import NONCE_BYTES
 from glasshouse.attestation.confirmation import CONFIRMATION, Confirmed
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire import jwt, signing
+from glasshouse.wire import jwt
+from glasshouse.wire.crypto import SigningKey, key_id
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.record import Id, Member, Record, Sha256, choice, integer, octets, table, text
 
@@ -81,9 +82,9 @@ class Ear(
         """The policy as an EAR names it."""
         return [_POLICY_PREFIX + self.policy_sha256.hex()]
 
-    def issue(self, broker: signing.SigningKey) -> str:
+    def issue(self, broker: SigningKey) -> str:
         """Return the signed token."""
-        parties = {"aud": signing.key_id(self.evidence_public), "iss": broker.key_id}
+        parties = {"aud": key_id(self.evidence_public), "iss": broker.key_id}
         return jwt.issue(broker, typ=EAR_TYPE, claims=self.to_json() | parties)
 
     @classmethod
@@ -103,7 +104,7 @@ class Ear(
         claims = token.verify(
             public=broker_public,
             typ=EAR_TYPE,
-            audience=signing.key_id(evidence_public),
+            audience=key_id(evidence_public),
             now_s=now_us // 1_000_000,
             leeway_s=leeway_s,
         )

@@ -14,7 +14,7 @@ from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import b64decode
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 from glasshouse.wire.policy import Assurance
 from glasshouse.wire.record import IDENTIFIER, Identifier, Record, Sha256, items, octets
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from glasshouse.attestation.measurements.measured import References
 from glasshouse.errors import Code, FormatError, RefusedError
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.record import Record, items, text
 

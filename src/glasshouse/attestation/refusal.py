@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from glasshouse.errors import Code, FormatError, RefusedError
+from glasshouse.wire.crypto import key_id
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.signing import key_id
 
 Read = TypeVar("Read")
 

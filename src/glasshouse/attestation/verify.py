@@ -18,7 +18,8 @@ from glasshouse.attestation.refusal import CheckFailedError, check_1, check_sign
 from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.root_table import root_of
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire import dsse, hpke
+from glasshouse.wire import dsse
+from glasshouse.wire.crypto import check_recipient
 
 
 def check_1_message(message: bytes) -> SignedEvidence:
@@ -44,7 +45,7 @@ def check_1_payload(opened: EvidenceEnvelope) -> SignedEvidence:
     try:
         signed = opened.read()
         # A key that nothing can be sealed to is found now, not after the budget was touched.
-        hpke.check_public(signed.evidence.claims.hpke_public)
+        check_recipient(signed.evidence.claims.hpke_public)
         return signed
     except FormatError as error:
         raise CheckFailedError("1", Code.MESSAGE_INVALID, error.message) from None

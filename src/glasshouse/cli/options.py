@@ -25,7 +25,7 @@ from glasshouse.jobs.owner.home import Home
 
 if TYPE_CHECKING:  # the ciphers behind it are not loaded for the help
     from glasshouse.jobs.owner.owner_identity import Identity
-    from glasshouse.wire.hpke import RecipientKey
+    from glasshouse.wire.crypto import RecipientKey
 
 _MAX_PASSPHRASE_BYTES = 4096
 _NAME_IT = "name a file with --passphrase-file, or a descriptor with --passphrase-fd"

@@ -16,7 +16,7 @@ from glasshouse.collectives.protocol.group_keys import SECRET_BYTES, forget_in_c
 from glasshouse.collectives.transport.dial import user_of
 from glasshouse.errors import Code, CollectiveError, FormatError
 from glasshouse.wire import ranks
-from glasshouse.wire.aead import zero
+from glasshouse.wire.crypto import zero
 from glasshouse.wire.frames import CONTROL, Decoder
 
 AGENT_TIMEOUT_S = 30.0

@@ -22,8 +22,7 @@ from glasshouse.package.index import Index
 from glasshouse.package.layout import asset_key
 from glasshouse.package.limits import OutputLimits
 from glasshouse.package.read import Package
-from glasshouse.wire.aead import zero
-from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.crypto import RecipientKey, zero
 
 __all__ = ["RecipientKey", "serve"]
 

@@ -30,15 +30,12 @@ from glasshouse.evidence.results import (
     sealed_name,
 )
 from glasshouse.wire import dsse
-from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import Codec, Json
+from glasshouse.wire.crypto import SigningKey, Suite, salted
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.kdf import salted
-from glasshouse.wire.policy import Assurance, Profile
+from glasshouse.wire.policy import WORKLOADS, Assurance, Profile
 from glasshouse.wire.record import Member, Record, Sha256, choice, fixed, integer, items, text
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
-from glasshouse.wire.workloads import WORKLOADS
 
 ARTIFACT_TYPE = RECEIPT_TYPE  # what tools of in-toto expect; the predicate's type differs
 ARTIFACT_PREDICATE = "https://glasshouse.dev/artifact/v1"

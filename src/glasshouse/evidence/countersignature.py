@@ -9,10 +9,9 @@ from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.evidence.heads import MAX_HEAD_BYTES, CountersignedHead, refusal_of, signed
 from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, RECEIPT_TYPE, Receipt
 from glasshouse.wire import dsse
+from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.kdf import sha256
 from glasshouse.wire.record import APART, Id, Record, Sha256, integer
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 
 COUNTERSIGNED_RECEIPT_TYPE = "application/vnd.glasshouse.countersigned-receipt+json"

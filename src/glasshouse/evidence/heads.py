@@ -14,10 +14,10 @@ from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.evidence.rules import MAX_EVENTS
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Codec, decode
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.merkle import verify_consistency
 from glasshouse.wire.record import Id, Record, Sha256, integer, items, octets
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 
 HEAD_TYPE = "application/vnd.glasshouse.head+json"

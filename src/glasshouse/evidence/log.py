@@ -14,8 +14,8 @@ from glasshouse.evidence.events import LOG_VERSION, MAX_EVENT_BYTES, Event, Even
 from glasshouse.evidence.heads import Head
 from glasshouse.evidence.rules import Rules
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.merkle import Tree, leaf_hash
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
 
 

@@ -25,6 +25,7 @@ from glasshouse.evidence.results import (
 )
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.record import (
@@ -41,7 +42,6 @@ from glasshouse.wire.record import (
     table,
     text,
 )
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
 
 RECEIPT_TYPE = "application/vnd.in-toto+json"

@@ -22,8 +22,7 @@ from glasshouse.errors import Code
 from glasshouse.handshake.messages import PACKAGE_KEY_BYTES, Challenge, ReleaseMessage, release_info
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.token_checks import check_3_token
-from glasshouse.wire import hpke
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey, hpke_seal
 
 EAR_GRACE_S = 3600
 """Beyond the longest run and its lease: time to seal, wipe and have the receipt countersigned."""
@@ -190,5 +189,5 @@ def build_release(
         floor_sha256=record.floor_sha256,
         policy_sha256=record.policy_sha256,
     )
-    sealed = hpke.seal(package_key, recipient=claims.hpke_public, info=info)
+    sealed = hpke_seal(package_key, recipient=claims.hpke_public, info=info)
     return ReleaseMessage(ear=ear, sealed_key=sealed).encode()

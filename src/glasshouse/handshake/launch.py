@@ -14,9 +14,9 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.tokens import TokenClaims, parse_token_at_issue
 from glasshouse.wire import dsse, jwt
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.record import IDENTIFIER, Id, Identifier, Member, Record, octets, text
-from glasshouse.wire.signing import SigningKey
 
 MAX_LAUNCH_BYTES = 64 * 1024
 _URL = re.compile(r"http://[A-Za-z0-9.\[\]:-]{1,255}:[0-9]{1,5}|unix:/[\x21-\x7e]{1,107}")

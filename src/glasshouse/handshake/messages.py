@@ -10,9 +10,9 @@ from typing import Annotated, Self, TypeAlias
 
 from glasshouse.attestation.claims import NONCE_BYTES
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire import dsse, hpke, jwt
+from glasshouse.wire import dsse, jwt
+from glasshouse.wire.crypto import HPKE_OVERHEAD_BYTES, HPKE_SUITE, lengths_prefixed, sha256
 from glasshouse.wire.group import MAX_MACHINES
-from glasshouse.wire.kdf import lengths_prefixed, sha256
 from glasshouse.wire.record import Id, Record, Sha256, choice, integer, octets, text
 
 REQUEST_TYPE = "application/vnd.glasshouse.challenge-request+json"
@@ -69,7 +69,7 @@ class Challenge(Record, name="challenge", max_bytes=1024):
     deployment: Id
     issued_us: int  # by the broker's clock
     expires_us: int  # exclusive
-    suite: Annotated[str, choice((hpke.SUITE_ID,))] = hpke.SUITE_ID  # of the release
+    suite: Annotated[str, choice((HPKE_SUITE,))] = HPKE_SUITE  # of the release
 
     def __post_init__(self) -> None:
         if len(self.nonce) != NONCE_BYTES:
@@ -79,11 +79,11 @@ class Challenge(Record, name="challenge", max_bytes=1024):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReleaseMessage(Record, name="release", max_bytes=64 * 1024, constants={"suite": hpke.SUITE_ID}):
+class ReleaseMessage(Record, name="release", max_bytes=64 * 1024, constants={"suite": HPKE_SUITE}):
     """A broker's answer to acceptable evidence."""
 
     ear: Token  # the attestation result, compact
-    sealed_key: Annotated[bytes, octets(hpke.OVERHEAD_BYTES + PACKAGE_KEY_BYTES)]  # to the attested key, by HPKE
+    sealed_key: Annotated[bytes, octets(HPKE_OVERHEAD_BYTES + PACKAGE_KEY_BYTES)]  # to the attested key, by HPKE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,5 +125,5 @@ def release_info(
         sha256(ear.encode("ascii")),
         floor_sha256,
         policy_sha256,
-        hpke.SUITE_ID.encode("ascii"),
+        HPKE_SUITE.encode("ascii"),
     )

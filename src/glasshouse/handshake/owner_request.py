@@ -15,9 +15,8 @@ from typing import Annotated
 from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.wire import jwt
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import SigningKey, key_id, sha256
 from glasshouse.wire.record import Member, Record, Sha256, choice, integer, text
-from glasshouse.wire.signing import SigningKey, key_id
 
 REQUEST_TYPE = "glasshouse-owner-request+jwt"
 WINDOW_S = 300

@@ -15,9 +15,8 @@ from glasshouse.attestation.evidence import Blob, Evidence
 from glasshouse.errors import Code, FormatError, PeerError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge, ChallengeRequest, ReleaseMessage, ReleaseRequest, release_info
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.policy import Floor
-from glasshouse.wire.signing import SigningKey
 
 CLOCK_LEEWAY_S = 600
 """By how much a rented machine's clock may be off before it refuses what the broker dated."""

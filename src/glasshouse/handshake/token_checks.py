@@ -11,8 +11,8 @@ from glasshouse.handshake.delegation import Use
 from glasshouse.handshake.messages import MAX_REQUEST_BYTES, REQUEST_TYPE, ChallengeRequest
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.tokens import TokenClaims, parse_token
+from glasshouse.wire.crypto import key_id
 from glasshouse.wire.group import Group
-from glasshouse.wire.signing import key_id
 
 _CODES = {
     Code.WRONG_TYPE: Code.TOKEN_TYPE,

@@ -12,7 +12,8 @@ from typing import Annotated
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.confirmation import CONFIRMATION, Confirmed
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire import jwt, signing
+from glasshouse.wire import jwt
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.group import Group
 from glasshouse.wire.record import IDENTIFIER, LEFT_OUT, Id, Identifier, Member, Record, Sha256
 
@@ -50,7 +51,7 @@ class TokenClaims(Record, name="token", constants=CONFIRMATION):
             raise FormatError(Code.SCHEMA, "token.container.id is not an identifier")
 
 
-def issue_token(broker: signing.SigningKey, token: TokenClaims) -> str:
+def issue_token(broker: SigningKey, token: TokenClaims) -> str:
     """Return the signed compact token."""
     parties = {"aud": TOKEN_AUDIENCE, "iss": broker.key_id}
     return jwt.issue(broker, typ=TOKEN_TYPE, claims=token.to_json() | parties)

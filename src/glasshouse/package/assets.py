@@ -16,7 +16,7 @@ from glasshouse.package.chunks import SealedAsset
 from glasshouse.package.content import content_hash
 from glasshouse.package.layout import stream_cipher
 from glasshouse.package.streams import as_bytes, write_all
-from glasshouse.wire.aead import TAG_BYTES, zero
+from glasshouse.wire.crypto import TAG_BYTES, zero
 
 
 class AssetReader:

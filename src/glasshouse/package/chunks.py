@@ -12,7 +12,7 @@ from glasshouse.errors import Code, PackageError
 from glasshouse.package.index import Entry
 from glasshouse.package.layout import chunk_count, stream_binding, stream_nonce
 from glasshouse.package.streams import Positioned
-from glasshouse.wire.aead import TAG_BYTES, Suite
+from glasshouse.wire.crypto import TAG_BYTES, Suite
 
 
 class SealedAsset:

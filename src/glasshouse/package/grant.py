@@ -14,8 +14,8 @@ from glasshouse.package.layout import MAX_INDEX_BYTES, VERSIONS, asset_key, chec
 from glasshouse.package.paths import check_paths
 from glasshouse.package.read import Package
 from glasshouse.package.streams import Positioned
-from glasshouse.wire.aead import KEY_BYTES, Suite
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.crypto import KEY_BYTES, Suite
 from glasshouse.wire.group import SECRET_BYTES
 from glasshouse.wire.record import APART, LEFT_OUT, Record, Sha256, digest, fixed, integer, items, octets, raw
 

@@ -12,8 +12,7 @@ import struct
 from dataclasses import dataclass
 
 from glasshouse.errors import Code, FormatError, PackageError
-from glasshouse.wire.aead import MAX_CHUNKS, PREFIX_BYTES, TAG_BYTES, ChunkCipher, Suite, chunk_nonce
-from glasshouse.wire.kdf import derive, sha256
+from glasshouse.wire.crypto import MAX_CHUNKS, PREFIX_BYTES, TAG_BYTES, ChunkCipher, Suite, chunk_nonce, derive, sha256
 
 MAGIC = b"\x89GHS\r\n\x1a\n"  # in the manner of PNG: a transfer that rewrites line ends or bit 7 breaks it
 VERSION = 2  # what is written

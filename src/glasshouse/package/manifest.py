@@ -16,14 +16,11 @@ from glasshouse.package.layout import (
     check_chunk_bytes,
     check_package_id,
 )
-from glasshouse.wire import dsse, hpke
-from glasshouse.wire.aead import Suite
+from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Codec
-from glasshouse.wire.kdf import sha256
-from glasshouse.wire.policy import Floor
+from glasshouse.wire.crypto import HPKE_PUBLIC_BYTES, SigningKey, Suite, check_recipient, sha256
+from glasshouse.wire.policy import WORKLOADS, Floor
 from glasshouse.wire.record import Id, Member, Record, Sha256, choice, items, octets
-from glasshouse.wire.signing import SigningKey
-from glasshouse.wire.workloads import WORKLOADS
 
 MANIFEST_TYPE = "application/vnd.glasshouse.manifest+json"
 FORMATS = {version: f"glasshouse-package/{version}" for version in VERSIONS}
@@ -49,9 +46,9 @@ class Manifest(Record, name="manifest", max_bytes=MAX_ENVELOPE_BYTES):
     workload: Annotated[str, choice(WORKLOADS)]
     floor: Floor  # what the owner demands of every runtime that may open it
     # HPKE public keys; outputs and logs are sealed to these and no others.
-    recipients: Annotated[tuple[bytes, ...], items(MAX_RECIPIENTS, octets(hpke.PUBLIC_BYTES))]
+    recipients: Annotated[tuple[bytes, ...], items(MAX_RECIPIENTS, octets(HPKE_PUBLIC_BYTES))]
     owner_signing: Annotated[bytes, octets(32)]  # Ed25519 public key that signs this manifest
-    owner_sealing: Annotated[bytes, octets(hpke.PUBLIC_BYTES)]  # the owner's HPKE public key
+    owner_sealing: Annotated[bytes, octets(HPKE_PUBLIC_BYTES)]  # the owner's HPKE public key
     key_commitment: Sha256  # checked before the package key is used
     index_sha256: Sha256  # of the sealed index
     index_bytes: int  # of the sealed index
@@ -71,7 +68,7 @@ class Manifest(Record, name="manifest", max_bytes=MAX_ENVELOPE_BYTES):
         if not 0 < len(self.recipients) <= MAX_RECIPIENTS or len(set(self.recipients)) != len(self.recipients):
             raise FormatError(Code.SCHEMA, "recipients that are missing, too many or repeated")
         for key in {*self.recipients, self.owner_sealing}:
-            hpke.check_public(key)
+            check_recipient(key)
         if any(len(value) != 32 for value in (self.owner_signing, self.key_commitment, self.index_sha256)):
             raise FormatError(Code.SCHEMA, "a key, commitment or digest that is not 32 bytes")
 

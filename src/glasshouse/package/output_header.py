@@ -13,9 +13,19 @@ from glasshouse.package.layout import check_chunk_bytes
 from glasshouse.package.manifest import MAX_RECIPIENTS
 from glasshouse.package.paths import check_path
 from glasshouse.package.streams import Positioned
-from glasshouse.wire import hpke
-from glasshouse.wire.aead import KEY_BYTES, PREFIX_BYTES, ChunkCipher, Suite, zero
-from glasshouse.wire.kdf import derive, lengths_prefixed, sha256
+from glasshouse.wire.crypto import (
+    HPKE_OVERHEAD_BYTES,
+    KEY_BYTES,
+    PREFIX_BYTES,
+    ChunkCipher,
+    Suite,
+    derive,
+    hpke_seal,
+    key_id,
+    lengths_prefixed,
+    sha256,
+    zero,
+)
 from glasshouse.wire.record import Id, Record, Sha256, digest_text, fixed, items, octets
 
 MAGIC = b"\x89GHO\r\n\x1a\n"
@@ -58,7 +68,7 @@ class OutputHeader(Record, name="output", max_bytes=MAX_HEADER_BYTES, constants=
     # Key id and HPKE message of each recipient, in order of key id.
     recipients: Annotated[
         tuple[tuple[str, bytes], ...],
-        items(MAX_RECIPIENTS, fixed(id=digest_text(16), sealed=octets(PRIVATE_BYTES + hpke.OVERHEAD_BYTES))),
+        items(MAX_RECIPIENTS, fixed(id=digest_text(16), sealed=octets(PRIVATE_BYTES + HPKE_OVERHEAD_BYTES))),
     ]
 
     def __post_init__(self) -> None:
@@ -147,7 +157,7 @@ def wrap(
     info = _info(run_id, manifest_sha256, kind, sequence, commit)
     private = private_block(key, salt, name)
     try:
-        sealed = {hpke.recipient_id(each): hpke.seal(private, recipient=each, info=info) for each in recipients}
+        sealed = {key_id(each): hpke_seal(private, recipient=each, info=info) for each in recipients}
     finally:
         zero(private)
     return OutputHeader(

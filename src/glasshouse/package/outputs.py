@@ -24,9 +24,7 @@ from glasshouse.package.output_header import (
     wrap,
 )
 from glasshouse.package.streams import Positioned, size_of, write_all
-from glasshouse.wire.aead import KEY_BYTES, TAG_BYTES, Suite, zero
-from glasshouse.wire.hpke import RecipientKey, recipient_id
-from glasshouse.wire.kdf import salted
+from glasshouse.wire.crypto import KEY_BYTES, TAG_BYTES, RecipientKey, Suite, key_id, salted, zero
 
 Size: TypeAlias = int
 Digest: TypeAlias = bytes
@@ -174,7 +172,7 @@ class OpenedOutput:
 
     Attributes:
         name: as the worker called it; a checked relative path.
-        salt: of the plaintext's digest, for `wire.kdf.salted`.
+        salt: of the plaintext's digest, for `wire.crypto.salted`.
         sequence: its number.
         bytes: plaintext length.
         sealed_sha256: digest of the sealed file as `copy_to` read it; None before.
@@ -244,7 +242,7 @@ def open_output(stream: BinaryIO, key: RecipientKey, *, run_id: str, manifest_sh
     header = OutputHeader.read(source, total)
     if header.run_id != run_id or header.manifest_sha256 != manifest_sha256:
         raise PackageError(Code.OUTPUT_TAMPERED, "a sealed output of another run or package")
-    sealed = dict(header.recipients).get(recipient_id(key.public))
+    sealed = dict(header.recipients).get(key_id(key.public))
     if sealed is None:
         raise PackageError(Code.PACKAGE_OWNER, "a sealed output that is not sealed to this key")
     try:

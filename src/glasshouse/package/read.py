@@ -20,8 +20,7 @@ from glasshouse.package.layout import (
 )
 from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.package.streams import Positioned, size_of
-from glasshouse.wire.aead import TAG_BYTES
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import TAG_BYTES, sha256
 
 
 class Package:

@@ -18,7 +18,7 @@ from glasshouse.errors import Code, PackageError, UsageError
 from glasshouse.package.content import content_hash
 from glasshouse.package.layout import Header, asset_key, chunk_count, stream_cipher
 from glasshouse.package.streams import write_all
-from glasshouse.wire.aead import TAG_BYTES, ChunkCipher, zero
+from glasshouse.wire.crypto import TAG_BYTES, ChunkCipher, zero
 
 Size: TypeAlias = int
 Progress: TypeAlias = Callable[[int, int], None]

@@ -24,12 +24,9 @@ from glasshouse.package.layout import (
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.sealer import Progress, Sealer, Source
 from glasshouse.package.streams import write_all
-from glasshouse.wire import hpke
-from glasshouse.wire.aead import KEY_BYTES, Suite
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import KEY_BYTES, SigningKey, Suite, hpke_seal, sha256
 from glasshouse.wire.policy import Floor
-from glasshouse.wire.signing import SigningKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +79,7 @@ def write(
         raise UsageError(Code.USAGE, "a package key is 32 bytes")
     # A recipient's key that cannot be used would show only at the end of the training.
     for recipient in (*recipients, owner_sealing):
-        hpke.seal(b"", recipient=recipient, info=b"")
+        hpke_seal(b"", recipient=recipient, info=b"")
     ordered = sorted(sources, key=lambda source: source.path.encode("utf-8", "surrogatepass"))
     draft = _draft(ordered, job, chunk_bytes)
     assets_bytes = sum(sealed_size(source.bytes, chunk_bytes) for source in ordered)

@@ -15,7 +15,7 @@ from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge
 from glasshouse.tamper.attacks import Attack, attacks, send_edited
 from glasshouse.tamper.stage import Actor, Owner, any_measurement
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 
 GROUP_RELEASES = 4
 """What the attacks' deployment may release: room for the largest group, twice over."""

@@ -30,11 +30,9 @@ from glasshouse.handshake.runtime_side import (
 )
 from glasshouse.package.layout import check_commitment, key_commitment
 from glasshouse.package.manifest import Manifest
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import RecipientKey, SigningKey, Suite
 from glasshouse.wire.group import Group
-from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import GROUP_EGRESS, Assurance, Floor, Profile
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 
 _HOUR_US = 3600 * 1_000_000

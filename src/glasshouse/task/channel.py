@@ -15,8 +15,8 @@ from typing import BinaryIO, Protocol
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import frames
-from glasshouse.wire.aead import zero
 from glasshouse.wire.canonical import Json, encode
+from glasshouse.wire.crypto import zero
 
 Message = dict[str, Json]
 _PIECE_BYTES = frames.MAX_PAYLOAD_BYTES

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Self
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire import signing
 from glasshouse.wire.canonical import Codec, Json, decode, wrong
+from glasshouse.wire.crypto import SIGNATURE_BYTES, SigningKey, key_id, verify_signature
 from glasshouse.wire.record import Member, Record, fixed, items, text
 
 MAX_SIGNATURES = 4
@@ -49,7 +49,7 @@ def _base64(max_chars: int, length: int | None = None) -> Codec:
     return Codec(read, write)
 
 
-_SIGNATURE = fixed(keyid=text(64), sig=_base64(88, signing.SIGNATURE_BYTES))
+_SIGNATURE = fixed(keyid=text(64), sig=_base64(88, SIGNATURE_BYTES))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,16 +103,16 @@ class Envelope(Record, name="envelope"):
             FormatError: `wrong-type` or `signature-invalid`.
         """
         self.payload_of(payload_type)
-        expected = {signing.key_id(public): public for public in publics}
+        expected = {key_id(public): public for public in publics}
         if not expected or expected.keys() != dict(self.signatures).keys():
             raise FormatError(Code.SIGNATURE, "an envelope signed by other keys than expected")
         message = pae(self.payload_type, self.payload)
         for name, value in self.signatures:
-            signing.verify(expected[name], value, message)
+            verify_signature(expected[name], value, message)
         return self.payload
 
 
-def sign(payload_type: str, payload: bytes, keys: Sequence[signing.SigningKey]) -> Envelope:
+def sign(payload_type: str, payload: bytes, keys: Sequence[SigningKey]) -> Envelope:
     """Sign `payload` as `payload_type` with every key given."""
     message = pae(payload_type, payload)
     signatures = sorted((key.key_id, key.sign(message)) for key in keys)
@@ -130,7 +130,7 @@ class Signed(Record):
     __slots__ = ()
     _payload_type: ClassVar[str] = ""
 
-    def sign(self, *keys: signing.SigningKey) -> Envelope:
+    def sign(self, *keys: SigningKey) -> Envelope:
         """Return the record signed with every key given."""
         return sign(self._payload_type, self.encode(), keys)
 

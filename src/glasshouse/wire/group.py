@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire.kdf import derive
+from glasshouse.wire.crypto import derive
 from glasshouse.wire.record import Record, digest, integer
 
 ID_BYTES = 32

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire import signing
 from glasshouse.wire.canonical import Json, b64decode, b64encode, decode, encode
+from glasshouse.wire.crypto import SIGNATURE_BYTES, SigningKey, key_id, verify_signature
 from glasshouse.wire.record import Record, text
 
 MAX_TOKEN_BYTES = 16384
@@ -50,10 +50,10 @@ class Token:
         """
         if self.typ != typ:
             raise FormatError(Code.WRONG_TYPE, f"a token of another kind where {typ} was expected")
-        if self.kid != signing.key_id(public):
+        if self.kid != key_id(public):
             raise FormatError(Code.SIGNATURE, "a token signed by another key than expected")
         head, _, signature = self.text.rpartition(".")
-        signing.verify(public, b64decode(signature), head.encode())
+        verify_signature(public, b64decode(signature), head.encode())
         if self.claims.get("aud") != audience:
             raise FormatError(Code.TOKEN_CLAIM, "a token for another audience")
         issued, expires = self._date("iat"), self._date("exp")
@@ -68,7 +68,7 @@ class Token:
         return value
 
 
-def issue(key: signing.SigningKey, *, typ: str, claims: Mapping[str, Json]) -> str:
+def issue(key: SigningKey, *, typ: str, claims: Mapping[str, Json]) -> str:
     """Sign a claims set; `aud`, `iat` and `exp` must be among the claims."""
     for name in ("aud", "exp", "iat"):
         if name not in claims:
@@ -84,7 +84,7 @@ def stated(claims: Mapping[str, Json], *, issuer: bytes) -> dict[str, Json]:
     Raises:
         FormatError: `schema-invalid`.
     """
-    if claims.get("iss") != signing.key_id(issuer):
+    if claims.get("iss") != key_id(issuer):
         raise FormatError(Code.SCHEMA, "a token that does not name its issuer as iss")
     return {name: value for name, value in claims.items() if name not in ("aud", "iss")}
 
@@ -104,6 +104,6 @@ def parse(text: str) -> Token:
     claims = decode(b64decode(parts[1]), max_bytes=MAX_TOKEN_BYTES, max_elements=MAX_TOKEN_ELEMENTS)
     if not isinstance(claims, dict):
         raise FormatError(Code.SCHEMA, "token claims that are not an object")
-    if len(b64decode(parts[2])) != signing.SIGNATURE_BYTES:
+    if len(b64decode(parts[2])) != SIGNATURE_BYTES:
         raise FormatError(Code.SCHEMA, "a signature that is not 64 bytes")
     return Token(text=text, kid=header.kid, typ=header.typ, claims=claims)

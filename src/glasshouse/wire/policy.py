@@ -1,4 +1,4 @@
-"""Levels of assurance and hardening, and the policy floor that an owner signs into a package."""
+"""What an owner signs into a package: the name of its workload, levels of assurance and hardening, the policy floor."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import Codec
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 from glasshouse.wire.record import LEFT_OUT, Member, Record, choice, items, text
+
+SCRIPT = "script"
+"""The one that runs an owner's own program, and in several ranks where it is asked to."""
+WORKLOADS = ("lora", SCRIPT, "mlp")
+"""All of them; what each is, is in `workloads.registry`."""
 
 GROUP_EGRESS = "group"
 """Among the egress peers: sealed traffic with the other machines of the run's own group, and with no other."""

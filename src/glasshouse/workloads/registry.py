@@ -1,4 +1,4 @@
-"""The workloads: each is a module, and a line here (its name is also in `wire.workloads`, for formats).
+"""The workloads: each is a module, and a line here (its name is also in `wire.policy.WORKLOADS`, for formats).
 
 Law: a module imports a training framework only within `warm` and `run`; job files are checked without any.
 """

@@ -46,7 +46,7 @@ def test_each_part_covers_what_is_trusted_with_keys() -> None:
     names = {part: set(files[part]) for part in files}
     assert tuple(names) == PARTS
     assert files["interpreter"]["python"] == hashlib.sha256(Path(sys.executable).resolve().read_bytes()).digest()
-    assert {"glasshouse/runtime/__init__.py", "glasshouse/wire/hpke.py"} <= names["glasshouse"]
+    assert {"glasshouse/runtime/__init__.py", "glasshouse/wire/crypto.py"} <= names["glasshouse"]
     assert "stdlib/hashlib.py" in names["interpreter"]
     for package in ("cryptography/", "blake3/", "_cffi_backend."):
         assert any(name.startswith(package) and name.endswith(".so") for name in names["cryptography"])
@@ -64,7 +64,7 @@ def test_every_module_that_the_protocol_loads_is_measured(tmp_path: Path) -> Non
 import sys
 import glasshouse.handshake.runtime_side, glasshouse.handshake.broker_side
 import glasshouse.attestation.measurements.measurement
-import glasshouse.package.grant, glasshouse.evidence.log, glasshouse.wire.hpke
+import glasshouse.package.grant, glasshouse.evidence.log, glasshouse.wire.crypto
 for name, module in sorted(sys.modules.items()):
     path = getattr(module, "__file__", None)
     if path and name != "__main__": print(path)

@@ -34,7 +34,7 @@ def test_blank_lines_comments_and_docstrings_are_not_counted(tmp_path: Path) -> 
 
 def test_imports_are_followed_into_functions_and_not_to_what_type_checkers_see() -> None:
     custodian, agent, worker = (closure(tier.roots) for tier in TIERS)
-    assert {"glasshouse", "glasshouse.wire", "glasshouse.wire.hpke", "glasshouse.custodian.hold"} <= custodian
+    assert {"glasshouse", "glasshouse.wire", "glasshouse.wire.crypto", "glasshouse.custodian.hold"} <= custodian
     assert "glasshouse.runtime.gate.relay" in agent
     assert not any(name.startswith(("glasshouse.workloads", "glasshouse.collectives")) for name in custodian | agent)
     assert "glasshouse.custodian.hold" not in agent | worker

@@ -24,10 +24,9 @@ from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import challenge_request
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.crypto import RecipientKey, SigningKey
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Profile
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 from simulators.local_broker import LocalBroker, exchange, refused
 from simulators.reporting import Reporter

@@ -21,8 +21,7 @@ from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.messages import ReleaseRequest
 from glasshouse.handshake.runtime_side import challenge_request
 from glasshouse.tamper.stage import Actor, Owner
-from glasshouse.wire.hpke import RecipientKey
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import RecipientKey, SigningKey
 from glasshouse.wire.states import State
 from simulators.gate_machines import Machine, group, group_id, pending
 from simulators.local_broker import LocalBroker

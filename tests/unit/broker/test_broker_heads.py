@@ -17,8 +17,8 @@ from glasshouse.evidence.receipt import RECEIPT_TYPE, Receipt
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.tamper.stage import Actor, Owner, clock_us
 from glasshouse.wire import dsse
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 from simulators.local_broker import LocalBroker
 from simulators.reporting import Reporter, release_to

@@ -23,7 +23,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.messages import MAX_REQUEST_BYTES, ReleaseRequest
 from glasshouse.handshake.runtime_side import challenge_request
 from glasshouse.tamper.stage import Actor, Owner
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 from simulators.local_broker import LocalBroker
 from simulators.reporting import Reporter
 from tools.raw_http import head, problem, raw

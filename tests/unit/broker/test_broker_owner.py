@@ -19,8 +19,8 @@ from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, Ref
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.tamper.stage import Owner, clock_us
 from glasshouse.wire.canonical import encode
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.policy import Assurance, Profile
-from glasshouse.wire.signing import SigningKey
 from simulators.local_broker import LocalBroker
 
 

@@ -17,7 +17,7 @@ from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, RefusedError
 from glasshouse.handshake.owner_request import OwnerRequest
 from glasshouse.tamper.stage import Actor, Owner
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 from simulators.local_broker import LocalBroker
 from simulators.reporting import release_to
 

@@ -18,7 +18,7 @@ from glasshouse.handshake.messages import ReleaseMessage
 from glasshouse.handshake.runtime_side import challenge_request, release_request
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire import jwt
-from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.crypto import RecipientKey
 from simulators.gate_machines import Machine, group_id, pending
 from simulators.local_broker import LocalBroker
 

@@ -23,10 +23,9 @@ from glasshouse.providers.serve.storing import Storing, _NotKeptError
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
+from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.kdf import sha256
 from glasshouse.wire.merkle import Tree, leaf_hash
-from glasshouse.wire.signing import SigningKey
 from simulators.left_run import LeftRun, noise
 from simulators.local_broker import LocalBroker
 from tools.raw_http import head, problem

@@ -21,8 +21,8 @@ from glasshouse.jobs.gates.mint import mint
 from glasshouse.package.layout import key_commitment
 from glasshouse.tamper.stage import Actor, Owner, clock_us
 from glasshouse.wire.canonical import Json, b64encode, encode
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import State
 from simulators.local_broker import LocalBroker
 from simulators.reporting import Reporter, release_to

@@ -21,7 +21,7 @@ from glasshouse.handshake.owner_request import sign_request
 from glasshouse.providers.protocol.line import GateLine
 from glasshouse.tamper.stage import clock_us
 from glasshouse.wire.canonical import decode
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 from simulators.local_broker import LocalBroker
 
 ALICE = SigningKey.generate()

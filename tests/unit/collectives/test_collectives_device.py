@@ -13,7 +13,7 @@ from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership, Sc
 from glasshouse.collectives.protocol.headers import HEADER_BYTES, Element, FrameHeader, FrameKind, frame_bytes
 from glasshouse.collectives.protocol.traffic import FrameOpener, FrameSealer, Traffic
 from glasshouse.errors import Code, CollectiveError, PlatformError
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 
 pytest.importorskip("triton")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership, Schedule, hello_key, next_key
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 from tools.forked import in_child
 
 SECRET, OTHER = b"s" * 32, b"o" * 32

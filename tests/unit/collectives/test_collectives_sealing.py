@@ -22,7 +22,7 @@ from glasshouse.collectives.protocol.headers import (
 )
 from glasshouse.collectives.protocol.traffic import REKEY_AFTER, FrameOpener, FrameSealer, Traffic
 from glasshouse.errors import Code, CollectiveError
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 from simulators.sealed_group import group, header, meetings, open_frame, seal, shake_hands
 from tools.forked import in_child
 

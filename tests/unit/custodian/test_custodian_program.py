@@ -21,7 +21,7 @@ from glasshouse.errors import Code, InternalError, PlatformError
 from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.keys.custodian import PROGRAM, Custodian, Regions
 from glasshouse.runtime.loop import Loop
-from glasshouse.wire.hpke import PUBLIC_BYTES
+from glasshouse.wire.crypto import HPKE_PUBLIC_BYTES
 from tools.forked import in_child
 from tools.machine import needs_root, needs_tracing
 from tools.runtime_package import OwnersPackage, seal
@@ -41,7 +41,7 @@ def key():
                "argv": sys.orig_argv, "open": opened}}
     with open(__file__ + ".json", "w") as file:
         json.dump(answer, file)
-    from glasshouse.wire.hpke import RecipientKey
+    from glasshouse.wire.crypto import RecipientKey
     return RecipientKey.generate()
 
 runpy.run_path({PROGRAM!r}, run_name="custodian")["main"](key)
@@ -86,7 +86,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]
     folder = tmp_path_factory.mktemp("listed")
     package = seal(folder / "job.sealed", {"data.bin": bytes(range(256))}, job={"entry": "train.py"})
     with custodian(package, written(folder, LISTING)) as started:
-        assert len(started.public()) == PUBLIC_BYTES
+        assert len(started.public()) == HPKE_PUBLIC_BYTES
     return dict(json.loads((folder / "program.py.json").read_text()))
 
 
@@ -119,7 +119,7 @@ def test_nothing_secret_is_on_its_command_line_or_in_its_environment(
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     monkeypatch.setenv("GLASSHOUSE_TOKEN", "a secret of the user's")
     with custodian(package) as started:
-        assert len(started.public()) == PUBLIC_BYTES
+        assert len(started.public()) == HPKE_PUBLIC_BYTES
 
 
 def test_it_holds_no_descriptor_but_those_that_it_was_given(listed: dict[str, dict[str, str]]) -> None:
@@ -170,7 +170,7 @@ def test_just_after_exec_it_has_no_descriptor_of_secret_memory(tmp_path: Path, p
         assert held[3].startswith("socket:")
         assert held[4] == str(package.path)
         waiting.unlink()
-        assert len(started.public()) == PUBLIC_BYTES
+        assert len(started.public()) == HPKE_PUBLIC_BYTES
         assert started._regions is None, "they are sent once"
 
 
@@ -277,9 +277,8 @@ def test_a_program_that_does_not_do_its_work_is_an_error_of_ours(
 
 
 def test_an_answer_that_is_none_is_an_error_of_ours(tmp_path: Path, package: OwnersPackage) -> None:
-    program = (
-        f"import os; os.write(3, bytes(4)); os.write(3, bytes({PUBLIC_BYTES})); os.read(3, 9); os.write(3, b'{{}}')"
-    )
+    answers = f"os.write(3, bytes(4)); os.write(3, bytes({HPKE_PUBLIC_BYTES})); os.read(3, 9); os.write(3, b'{{}}')"
+    program = f"import os; {answers}"
     with custodian(package, written(tmp_path, program)) as started:
         started.public()
         with pytest.raises(InternalError):

@@ -32,11 +32,9 @@ from glasshouse.evidence.canary import check_canaries
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.receipt import LIFECYCLE
 from glasshouse.evidence.results import PROBES
-from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import encode
-from glasshouse.wire.kdf import salted
+from glasshouse.wire.crypto import SigningKey, Suite, salted
 from glasshouse.wire.policy import Assurance, Profile
-from glasshouse.wire.signing import SigningKey
 
 OWNER = SigningKey(b"o" * 32)
 CANARY = "Erika Mustermann, born 1964"

@@ -10,7 +10,7 @@ from glasshouse.evidence.heads import MAX_HEAD_BYTES, CountersignedHead, Head, H
 from glasshouse.evidence.log import EventLog
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import encode
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.states import Outcome, State
 
 EVIDENCE = SigningKey(b"e" * 32)

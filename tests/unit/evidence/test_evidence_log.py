@@ -13,8 +13,8 @@ from glasshouse.evidence.events import BODIES, MAX_EVENT_BYTES, Event, EventType
 from glasshouse.evidence.heads import Head
 from glasshouse.evidence.log import EventLog, VerifiedLog, read_lines, verify_heads, verify_log
 from glasshouse.wire.canonical import decode, encode
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.merkle import Tree, leaf_hash, verify_consistency
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
 from simulators.world import World
 

@@ -7,7 +7,7 @@ import time
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.heads import Head
 from glasshouse.evidence.log import EventLog, verify_log
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.states import State
 
 EVENTS = 10_000

@@ -6,7 +6,7 @@ import pytest
 
 from glasshouse.errors import Code, RefusedError
 from glasshouse.handshake.owner_request import StaleRequestError, authenticate, sign_request
-from glasshouse.wire.signing import SigningKey, key_id
+from glasshouse.wire.crypto import SigningKey, key_id
 
 OWNER, GATE = SigningKey(b"\x01" * 32), SigningKey(b"\x02" * 32)
 NOW_US = 1_900_000_000_000_000

@@ -22,7 +22,7 @@ from glasshouse.jobs.verify.publish import compare, host_canaries, make_artifact
 from glasshouse.jobs.verify.verdict import Status
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 from glasshouse.wire.states import Outcome, State
 from simulators.world import START_US, Run, World, envelope
 

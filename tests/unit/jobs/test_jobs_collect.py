@@ -22,7 +22,7 @@ from glasshouse.jobs.results.run_logs import Segment, named_segments, segments
 from glasshouse.jobs.verify.conclusion import conclude
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import encode
-from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.crypto import RecipientKey
 from glasshouse.wire.states import Outcome
 from simulators.owner_side import OwnersWorld, seal_output
 

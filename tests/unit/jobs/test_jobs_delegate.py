@@ -10,8 +10,8 @@ import pytest
 from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.delegation import Delegation
 from glasshouse.jobs.supervise import prepare
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.signing import SigningKey
 
 OWNER, BROKER = SigningKey.generate(), SigningKey.generate()
 NOW_US = 1_900_000_000_000_000

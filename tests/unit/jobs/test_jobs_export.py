@@ -25,8 +25,8 @@ from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.results.exported import public_pem
 from glasshouse.jobs.results.model_signing import certified_key, model_key
 from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle
+from glasshouse.wire.crypto import key_id
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.signing import key_id
 from glasshouse.wire.states import Outcome
 from simulators.owner_side import OwnersWorld
 from simulators.world import World

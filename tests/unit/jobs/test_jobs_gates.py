@@ -29,7 +29,7 @@ from glasshouse.jobs.gates.revocation import holders, revoke
 from glasshouse.jobs.gates.run_broker import GateBroker
 from glasshouse.jobs.owner.home import Home
 from glasshouse.tamper.stage import Owner
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 from simulators.local_broker import LocalBroker
 
 ALICE = SigningKey.generate()

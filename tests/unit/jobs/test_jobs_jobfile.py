@@ -9,7 +9,7 @@ import pytest
 from glasshouse.errors import Code, ExitCode, UsageError
 from glasshouse.jobs.define.jobfile import Job, load, parse
 from glasshouse.jobs.owner.durations import format_s, parse_s
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 from glasshouse.wire.policy import Assurance, Profile
 
 GOOD = """

@@ -9,7 +9,7 @@ import pytest
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.keystore import KeyStore
-from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.crypto import RecipientKey
 
 PACKAGE, MANIFEST, KEY = "ab" * 16, bytes(range(32)), bytes(range(100, 132))
 

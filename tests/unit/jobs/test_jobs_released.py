@@ -25,7 +25,7 @@ from glasshouse.jobs.references.known_references import (
     reference,
 )
 from glasshouse.jobs.references.released import Released, read_released
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 
 
 @pytest.fixture(scope="module")

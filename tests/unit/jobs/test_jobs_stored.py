@@ -16,8 +16,7 @@ from glasshouse.jobs.supervise import control
 from glasshouse.jobs.verify import download
 from glasshouse.jobs.verify.documents import verify_file
 from glasshouse.jobs.verify.download import forget_stored, is_whole, take_stored
-from glasshouse.wire.kdf import sha256
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey, sha256
 from simulators.owner_side import OwnersWorld
 
 OWNER = SigningKey.generate()

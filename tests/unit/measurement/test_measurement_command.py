@@ -15,8 +15,7 @@ from glasshouse.cli.show.output import CommandOutput
 from glasshouse.errors import Code, ExitCode, RunError, UsageError
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
-from glasshouse.wire.hpke import RecipientKey
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import RecipientKey, SigningKey
 from glasshouse_bench import overhead
 from glasshouse_bench.artifact import Part
 from glasshouse_bench.design import Mode, Planted

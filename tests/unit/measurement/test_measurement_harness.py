@@ -18,8 +18,8 @@ import pytest
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.jobs.define.jobfile import load
 from glasshouse.jobs.owner.home import Home
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.policy import Assurance
-from glasshouse.wire.signing import SigningKey
 from glasshouse_bench.artifact import Arm, Ended, Part
 from glasshouse_bench.beside import Calibration
 from glasshouse_bench.design import Design, Mode

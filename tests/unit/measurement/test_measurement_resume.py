@@ -10,7 +10,7 @@ import pytest
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.owner_identity import Identity, OwnerPublic
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 from glasshouse_bench.artifact import Part
 from glasshouse_bench.design import Mode, Planted
 from glasshouse_bench.harness.planning import Wish

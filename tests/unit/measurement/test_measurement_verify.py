@@ -12,7 +12,7 @@ import pytest
 
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.wire.canonical import decode, encode
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 from glasshouse_bench import statement
 from glasshouse_bench.analysis import analyse
 from glasshouse_bench.artifact import Part, Sample

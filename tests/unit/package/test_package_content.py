@@ -12,9 +12,8 @@ from blake3 import blake3
 from glasshouse.package.read import Package
 from glasshouse.package.sealer import Source
 from glasshouse.package.write import write
-from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.crypto import RecipientKey, SigningKey
 from glasshouse.wire.policy import Assurance, Floor, Profile
-from glasshouse.wire.signing import SigningKey
 
 _KEYS = """
 import sys

@@ -11,8 +11,8 @@ from glasshouse.errors import Code, FormatError, GlasshouseError, PackageError
 from glasshouse.package.grant import LENGTH_BYTES, Grant, grant
 from glasshouse.package.layout import asset_key
 from glasshouse.package.streams import Positioned
-from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import encode
+from glasshouse.wire.crypto import Suite
 from simulators.package_world import FILES, KEY, fixed, seal, unlock
 
 

@@ -12,9 +12,7 @@ from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError
 from glasshouse.package import output_header, outputs
 from glasshouse.package.output_header import OutputHeader, OutputKind
 from glasshouse.package.outputs import OpenedOutput, OutputSealer, SealedOutput, open_output
-from glasshouse.wire.aead import Suite
-from glasshouse.wire.hpke import RecipientKey
-from glasshouse.wire.kdf import salted
+from glasshouse.wire.crypto import RecipientKey, Suite, salted
 from simulators.package_world import BACKUP, CHUNK, RECIPIENT, RUN_ID, fixed
 
 MANIFEST = fixed("manifest", 32)

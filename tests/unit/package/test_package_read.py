@@ -20,7 +20,7 @@ from glasshouse.package.index import find
 from glasshouse.package.layout import HEADER_BYTES, Header
 from glasshouse.package.read import Package
 from glasshouse.package.streams import Positioned
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 from simulators.package_world import CHUNK, FILES, KEY, OWNER, STRANGER, fixed, reader, seal, unlock
 
 RECORDS = FILES["data/records"]

@@ -16,7 +16,7 @@ from glasshouse.package import sealer
 from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.package.sealer import Source
 from glasshouse.package.write import write
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 from simulators.package_world import (
     BACKUP,
     CHUNK,

@@ -13,7 +13,7 @@ from glasshouse.handshake.group_rules import check_4_release_request, check_rele
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.runtime.gate import attest
 from glasshouse.runtime.gate.broker_client import PendingError
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 from simulators.key_release_world import NOW_US, World
 
 RELEASE = b"the release"

@@ -19,7 +19,7 @@ from glasshouse.package.limits import OutputLimits
 from glasshouse.package.streams import Positioned
 from glasshouse.runtime.keys.custodian import PROGRAM, Custodian, Regions
 from glasshouse.runtime.loop import Loop
-from glasshouse.wire import hpke
+from glasshouse.wire.crypto import hpke_seal
 from glasshouse.wire.group import Group
 from tools import custodian_with_known_key
 from tools.runtime_package import OwnersPackage, seal
@@ -52,7 +52,7 @@ class Bench:
         manifest: bytes | None = None,
         group: Group | None = None,
     ) -> Opened:
-        sealed = hpke.seal(package_key or self.package.key, recipient=self.public, info=INFO)
+        sealed = hpke_seal(package_key or self.package.key, recipient=self.public, info=INFO)
         return self.custodian.open(
             sealed_key=sealed, info=info, manifest_sha256=manifest or self.package.manifest.sha256, group=group
         )

@@ -31,8 +31,8 @@ from glasshouse.runtime.run import zeroize as finishing
 from glasshouse.runtime.run.run_state import Ending, Run, RunIdentity, StepTimes
 from glasshouse.runtime.run.start_processes import Processes
 from glasshouse.runtime.run.zeroize import end_run
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.policy import Profile
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome
 from tools.runtime_package import OwnersPackage, seal
 

@@ -16,7 +16,7 @@ from glasshouse.evidence.log import EventLog
 from glasshouse.runtime.gate import head_keeper
 from glasshouse.runtime.gate.head_keeper import HeadKeeper
 from glasshouse.runtime.loop import Loop
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.states import Outcome, State
 
 

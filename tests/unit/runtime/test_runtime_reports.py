@@ -19,7 +19,7 @@ from glasshouse.evidence.results import Work
 from glasshouse.runtime.worker.worker_messages import Progress, parse
 from glasshouse.runtime.worker.worker_session import ProgressReports
 from glasshouse.wire.canonical import MAX_INTEGER
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.states import State
 
 HOUR_S = 3600

@@ -22,7 +22,7 @@ from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.keys.sealed_log import SEGMENT_BYTES, SealedLog
 from glasshouse.runtime.keys.sealing import Outputs, Sealing
 from glasshouse.runtime.loop import Loop
-from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.crypto import RecipientKey
 
 OWNER = RecipientKey.generate()
 

@@ -24,8 +24,7 @@ from glasshouse.runtime.worker import worker_session
 from glasshouse.runtime.worker.worker_messages import Progress
 from glasshouse.runtime.worker.worker_session import Stage, WorkerSession
 from glasshouse.wire import frames
-from glasshouse.wire.hpke import RecipientKey
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import RecipientKey, sha256
 
 FINISHED: dict[str, Any] = {
     "type": "finished",

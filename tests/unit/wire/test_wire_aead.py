@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glasshouse.errors import Code, PackageError
-from glasshouse.wire.aead import MAX_CHUNKS, TAG_BYTES, ChunkCipher, Suite, zero
+from glasshouse.wire.crypto import MAX_CHUNKS, TAG_BYTES, ChunkCipher, Suite, zero
 
 KEY, OTHER_KEY, PREFIX, DATA = b"k" * 32, b"o" * 32, b"prefix7", b"header"
 CHUNKS = [b"first chunk.....", b"second chunk....", b"third"]

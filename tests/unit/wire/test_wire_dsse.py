@@ -11,7 +11,7 @@ import pytest
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import encode
-from glasshouse.wire.signing import SigningKey, key_id, verify
+from glasshouse.wire.crypto import SigningKey, key_id, verify_signature
 
 ALICE, BOB, MALLORY = (SigningKey(letter * 32) for letter in (b"a", b"b", b"m"))
 KIND, OTHER = "application/vnd.example+json", "application/vnd.other+json"
@@ -178,5 +178,5 @@ def test_a_key_under_which_anyone_can_sign_verifies_nothing(public: str) -> None
     for number in range(40):  # without a private key one of these fits a message in eight at least
         for point in (identity, key):
             with pytest.raises(FormatError) as refused:
-                verify(key, point + bytes(32), b"message %d" % number)
+                verify_signature(key, point + bytes(32), b"message %d" % number)
             assert refused.value.code is Code.SIGNATURE

@@ -12,7 +12,7 @@ import pytest
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import jwt
 from glasshouse.wire.canonical import b64decode, b64encode, encode
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 
 KEY, STRANGER = SigningKey(b"k" * 32), SigningKey(b"s" * 32)
 TYPE, AUDIENCE, NOW = "example+jwt", "somebody", 1000

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire.kdf import derive, lengths_prefixed, sha256
+from glasshouse.wire.crypto import derive, lengths_prefixed, sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.states import NEXT, Outcome, State, is_legal
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from glasshouse.wire.aead import TAG_BYTES
+from glasshouse.wire.crypto import TAG_BYTES
 from glasshouse.workloads.distributed import machine_streams
 from glasshouse.workloads.distributed.machine_streams import Stream, answer, call
 from tools.sockets import connection

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.wire.workloads import WORKLOADS
+from glasshouse.wire.policy import WORKLOADS
 from glasshouse.workloads.registry import MODULES
 
 MODULE = """
@@ -36,7 +36,7 @@ def examine(params, files):
 NEW = r"""
 import sys
 from pathlib import Path
-import glasshouse.wire.workloads as names
+import glasshouse.wire.policy as names
 names.WORKLOADS = (*names.WORKLOADS, "sort")
 from glasshouse.workloads.registry import MODULES, missing_frameworks
 MODULES["sort"] = "sorting"

@@ -19,7 +19,7 @@ from glasshouse.package.assets import AssetReader
 from glasshouse.package.chunks import SealedAsset
 from glasshouse.task.granted import GrantInputs
 from glasshouse.task.tensors import load
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 from glasshouse.workloads.builtin import weights
 from glasshouse.workloads.builtin.weights import DeviceOpener
 from simulators.emulated_gpu import emulated_cipher, emulated_gpu

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 from glasshouse_bench.beside import Calibration
 from glasshouse_bench.calibration import END_NS, LEAST_SESSIONS
 from glasshouse_bench.design import Design, Exclusions, Kind, Machine, Mode, Padding, Planted, Workload

@@ -18,11 +18,9 @@ from glasshouse.jobs.define.jobfile import Deployment, Job, load
 from glasshouse.jobs.define.raw_job import Plain, of_job
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES
 from glasshouse.package.limits import MAX_COUNT
-from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import Json, encode
-from glasshouse.wire.kdf import salted, sha256
+from glasshouse.wire.crypto import SigningKey, Suite, salted, sha256
 from glasshouse.wire.policy import Assurance, Floor, Profile
-from glasshouse.wire.signing import SigningKey
 from glasshouse.workloads.measurement.slots import Plan
 from glasshouse.workloads.registry import MODULES, canonical
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire.kdf import lengths_prefixed, sha256
+from glasshouse.wire.crypto import lengths_prefixed, sha256
 from glasshouse.wire.record import Record, Sha256, digest, items
 
 PARTS = ("cryptography", "glasshouse", "interpreter", "start_up")

@@ -25,7 +25,7 @@ from glasshouse.attestation.measurements.installation import SKIPPED, Disk, Inst
 from glasshouse.attestation.measurements.measured import PARTS, Measured
 from glasshouse.attestation.measurements.start_up import package_directories, start_up_files
 from glasshouse.errors import Code, PlatformError
-from glasshouse.wire.kdf import lengths_prefixed, sha256
+from glasshouse.wire.crypto import lengths_prefixed, sha256
 
 _ENVIRONMENT_LABEL = b"glasshouse environment v1"
 _MAX_FILES = 50_000

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from glasshouse.errors import Code, VerificationError
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.kdf import lengths_prefixed, sha256
+from glasshouse.wire.crypto import lengths_prefixed, sha256
 from glasshouse.wire.record import Record, Sha256, raw, text
 
 GENESIS = bytes(32)

@@ -16,8 +16,8 @@ from glasshouse.handshake.owner_request import WINDOW_S, sign_request
 from glasshouse.handshake.signed_policy import SignedPolicy
 from glasshouse.package.manifest import parse_signed
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.signing import SigningKey
 
 _TRIES = 5
 _TIMEOUT_S = 30.0

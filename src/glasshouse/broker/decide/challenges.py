@@ -17,7 +17,7 @@ from glasshouse.handshake import broker_side
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.token_checks import check_challenge_request, check_standing
 from glasshouse.handshake.tokens import TokenClaims
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 
 _SWEEP_EVERY_US = 1_000_000
 

@@ -15,8 +15,8 @@ from glasshouse.evidence.events import MAX_EVENT_BYTES
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead, Head
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.stored import ANY_NAME
+from glasshouse.wire.crypto import sha256
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.kdf import sha256
 from glasshouse.wire.merkle import leaf_hash, root_of
 
 _MARK = "gate.public"  # in the folder: the key of the gate whose store it is

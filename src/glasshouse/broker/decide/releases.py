@@ -18,8 +18,8 @@ from glasshouse.errors import Code
 from glasshouse.handshake.broker_side import Appraisal, build_release, check_13_budget
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.records import DeploymentRecord
+from glasshouse.wire.crypto import lengths_prefixed, sha256
 from glasshouse.wire.group import Group
-from glasshouse.wire.kdf import lengths_prefixed, sha256
 
 # Statements are built once: to build one costs as much as to run it.
 _KNOWN = select(releases.c.deployment, releases.c.keys_sha256, releases.c.evidence_public, releases.c.run_id).where(

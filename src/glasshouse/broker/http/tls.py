@@ -24,7 +24,7 @@ from glasshouse.broker.http.connections import Room, address_of
 from glasshouse.broker.http.listeners import BoundedProtocol
 from glasshouse.broker.store.key_file import read_private_file, write_private_file
 from glasshouse.errors import Code, UsageError
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 
 CERTIFICATE_NAME = "gate.pem"
 _NAME = "glasshouse gate"

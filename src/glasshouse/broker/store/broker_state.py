@@ -14,7 +14,7 @@ from glasshouse.broker.store.database import BrokerState, Database
 from glasshouse.broker.store.database_schema import SCHEMA_VERSION, broker
 from glasshouse.broker.store.key_file import KeyFile, Purpose, private_directory
 from glasshouse.errors import Code, UsageError
-from glasshouse.wire.signing import SigningKey, key_id
+from glasshouse.wire.crypto import SigningKey, key_id
 
 DATABASE_NAME = "broker.sqlite3"
 _KEY_FILE_NAME = "broker.key"

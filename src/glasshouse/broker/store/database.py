@@ -20,7 +20,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from glasshouse.broker.store.database_schema import metadata
 from glasshouse.broker.store.key_file import KeyFile
 from glasshouse.errors import Code, InternalError, PeerError
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 
 _ATTEMPTS = 5
 

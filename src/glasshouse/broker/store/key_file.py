@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.wire.canonical import b64decode, b64encode
-from glasshouse.wire.kdf import derive, lengths_prefixed
+from glasshouse.wire.crypto import derive, lengths_prefixed
 
 _PREFIX = "glasshouse-broker-key-v1 "
 _KEY_BYTES = 32

@@ -30,8 +30,8 @@ from glasshouse.handshake.group_rules import GroupState
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
 from glasshouse.handshake.signed_policy import SignedPolicy
 from glasshouse.package.manifest import Manifest, parse_signed
+from glasshouse.wire.crypto import key_id
 from glasshouse.wire.group import Group
-from glasshouse.wire.signing import key_id
 
 _REMEMBERED = 64
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glasshouse.wire.kdf import lengths_prefixed, sha256
+from glasshouse.wire.crypto import lengths_prefixed, sha256
 
 _ROW_LABEL = b"glasshouse gate package v1"
 

@@ -11,7 +11,7 @@ from glasshouse.jobs.owner.files import private_folder, write_private
 from glasshouse.jobs.results.bom import bill_of_materials
 from glasshouse.jobs.results.exported import export_keys, exported_run
 from glasshouse.jobs.results.model_signing import SIGNATURE_NAME, model_key, sign_model
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 
 
 def command(

@@ -9,7 +9,7 @@ from glasshouse.cli.options import HomeOptions, argument
 from glasshouse.cli.show.words import bytes_text, files_words, network_words
 from glasshouse.jobs import api
 from glasshouse.jobs.owner.known_owners import Anchor
-from glasshouse.wire.hpke import recipient_id
+from glasshouse.wire.crypto import key_id
 
 
 def command(package: Annotated[Path, argument("FILE", "A sealed package.")], *, options: HomeOptions) -> None:
@@ -17,7 +17,7 @@ def command(package: Annotated[Path, argument("FILE", "A sealed package.")], *, 
     output, found = options.output, api.inspect(package, home=options.home)
     manifest, trust = found.manifest, found.trust
     whose = {Anchor.YOURS: " (you)", Anchor.KNOWN: f" ({trust.name})"}.get(trust.anchor, " (not known here)")
-    recipients = [recipient_id(public) for public in manifest.recipients]
+    recipients = [key_id(public) for public in manifest.recipients]
     output.result(
         {
             "path": str(package),

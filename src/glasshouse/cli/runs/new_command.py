@@ -10,7 +10,7 @@ from glasshouse.cli.options import Force, JsonOptions, argument, option
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.define.template import template
 from glasshouse.jobs.owner.files import is_there, write_private
-from glasshouse.wire.workloads import SCRIPT, WORKLOADS
+from glasshouse.wire.policy import SCRIPT, WORKLOADS
 from glasshouse.workloads.job_keys import invalid
 from glasshouse.workloads.registry import MODULES
 

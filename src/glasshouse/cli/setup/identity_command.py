@@ -22,8 +22,7 @@ from glasshouse.jobs.owner.files import is_there, read_bounded, write_private
 from glasshouse.jobs.owner.owner_identity import Identity, is_encrypted, read_private, read_public
 from glasshouse.jobs.places.relocate import relocate
 from glasshouse.jobs.results.exported import public_pem
-from glasshouse.wire.hpke import recipient_id
-from glasshouse.wire.signing import key_id
+from glasshouse.wire.crypto import key_id
 
 group = typer.Typer(no_args_is_help=True)
 _Out = Annotated[Path, option("-o --out FILE", "Where to.")]
@@ -36,7 +35,7 @@ def show(*, options: HomeOptions) -> None:
     options.mention_old()
     owner = read_public(home.owner_public)
     encrypted = is_encrypted(read_private(home.owner_private)) if is_there(home.owner_private) else None
-    signing, sealing = key_id(owner.signing), recipient_id(owner.sealing)
+    signing, sealing = key_id(owner.signing), key_id(owner.sealing)
     output.result(
         {
             "fingerprint": owner.fingerprint,

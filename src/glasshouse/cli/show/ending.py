@@ -23,8 +23,8 @@ from glasshouse.jobs.results.summary import Account, account_of, missing_checks
 from glasshouse.jobs.supervise.supervision import Ended
 from glasshouse.jobs.verify.conclusion import Conclusion
 from glasshouse.task.uncollected import Uncollected
+from glasshouse.wire.crypto import RecipientKey
 from glasshouse.wire.group import Group
-from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Assurance
 from glasshouse.wire.states import Outcome
 

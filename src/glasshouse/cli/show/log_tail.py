@@ -9,7 +9,7 @@ from glasshouse.errors import Code
 from glasshouse.jobs.owner.files import open_regular
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.results.run_logs import last_lines
-from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.crypto import RecipientKey
 
 _LINES = 8
 _LINE_CHARS = 200

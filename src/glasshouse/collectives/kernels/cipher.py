@@ -21,7 +21,7 @@ from glasshouse.collectives.kernels.jit import interpreted
 from glasshouse.collectives.kernels.launch_shape import Shape, cut
 from glasshouse.collectives.protocol.frame_memory import bytes_of
 from glasshouse.errors import Code, PlatformError
-from glasshouse.wire.aead import KEY_BYTES, TAG_BYTES, zero
+from glasshouse.wire.crypto import KEY_BYTES, TAG_BYTES, zero
 
 NONCE_BYTES = 12
 PROGRAMS_PER_PROCESSOR = 5

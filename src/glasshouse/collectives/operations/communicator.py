@@ -13,7 +13,7 @@ from glasshouse.collectives.protocol.frame_memory import CHUNK_BYTES, SHARED_FRA
 from glasshouse.collectives.protocol.group_keys import Membership
 from glasshouse.collectives.protocol.headers import frame_bytes
 from glasshouse.collectives.protocol.traffic import Traffic
-from glasshouse.wire.aead import zero
+from glasshouse.wire.crypto import zero
 
 DEVICE_CHUNK_BYTES = 4 << 20
 """The largest chunk of tensors on a device: a launch and its way there and back cost as much as half a MiB."""

@@ -19,7 +19,7 @@ from glasshouse.collectives.operations.regions import Region
 from glasshouse.collectives.protocol.frame_memory import bytes_of
 from glasshouse.collectives.protocol.headers import HEADER_BYTES, counted
 from glasshouse.collectives.protocol.traffic import FrameOpener, FrameSealer, Reserved
-from glasshouse.wire.aead import TAG_BYTES, Suite
+from glasshouse.wire.crypto import TAG_BYTES, Suite
 
 _PLAIN = torch.uint8
 

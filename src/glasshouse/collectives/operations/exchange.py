@@ -21,7 +21,7 @@ from glasshouse.collectives.protocol.headers import (
     set_operation,
     set_route,
 )
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 
 
 def agreed(

@@ -27,7 +27,7 @@ from glasshouse.collectives.protocol.headers import (
     frame_bytes,
 )
 from glasshouse.errors import Code, CollectiveError
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 
 MAX_TAG = 2**32 - 1
 MAX_OFFERS = 1 << 16  # offers of one rank that wait for a receiver

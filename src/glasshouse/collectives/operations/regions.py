@@ -14,7 +14,7 @@ import torch
 from glasshouse.collectives.protocol.frame_memory import bytes_of
 from glasshouse.collectives.protocol.headers import HEADER_BYTES, Element
 from glasshouse.collectives.protocol.traffic import FrameOpener, FrameSealer
-from glasshouse.wire.aead import Suite
+from glasshouse.wire.crypto import Suite
 
 ELEMENTS: dict[Any, Element] = {
     getattr(torch, name): element

@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Callable
 from typing import Any
 
-from glasshouse.wire.aead import zero
+from glasshouse.wire.crypto import zero
 
 CHUNK_BYTES = 1 << 20
 """The largest chunk of tensors in host memory: ciphertext and plaintext of one lie in a core's cache together."""

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from glasshouse.wire.aead import Suite, zero
-from glasshouse.wire.kdf import derive, lengths_prefixed, sha256
+from glasshouse.wire.crypto import Suite, derive, lengths_prefixed, sha256, zero
 
 SECRET_BYTES = CONTRIBUTION_BYTES = 32
 MAX_RANKS = 4096

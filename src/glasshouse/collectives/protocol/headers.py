@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 
 from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership
 from glasshouse.errors import Code, CollectiveError
-from glasshouse.wire.aead import TAG_BYTES, Suite
-from glasshouse.wire.kdf import lengths_prefixed, sha256
+from glasshouse.wire.crypto import TAG_BYTES, Suite, lengths_prefixed, sha256
 
 VERSION = 1
 HEADER_BYTES = 64

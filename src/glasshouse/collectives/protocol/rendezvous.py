@@ -23,7 +23,7 @@ from glasshouse.collectives.protocol.group_keys import (
     hello_key,
 )
 from glasshouse.errors import Code, CollectiveError, FormatError
-from glasshouse.wire.aead import zero
+from glasshouse.wire.crypto import zero
 
 MAGIC = b"\x89GHC\r\n\x1a\n"
 VERSION = 1

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from glasshouse.collectives.protocol.group_keys import ALL, Lane, Schedule, forget_in_children, next_key
 from glasshouse.collectives.protocol.headers import HEADER_BYTES, MAX_PAYLOAD_BYTES, Bytes, counted, route, set_counter
 from glasshouse.errors import Code, CollectiveError
-from glasshouse.wire.aead import KEY_BYTES, TAG_BYTES, Suite, zero
+from glasshouse.wire.crypto import KEY_BYTES, TAG_BYTES, Suite, zero
 
 REKEY_AFTER = 1 << 24  # frames under one key: far below the 2^32 that AES-GCM bears
 

@@ -22,7 +22,7 @@ from glasshouse.collectives.torch_backend import guard, reach
 from glasshouse.collectives.torch_backend.process_group import SealedGroup
 from glasshouse.collectives.transport.mesh import Mesh
 from glasshouse.errors import Code, CollectiveError, UsageError
-from glasshouse.wire.aead import zero
+from glasshouse.wire.crypto import zero
 
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 """How often torchelastic has started this group's processes again; the same on every rank."""

@@ -21,12 +21,11 @@ from glasshouse.jobs.define.wanted import MACHINE, Wanted, wanted
 from glasshouse.jobs.owner.durations import duration
 from glasshouse.jobs.owner.files import read_bounded
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
-from glasshouse.wire.aead import Suite
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.policy import GROUP_EGRESS, Assurance, Floor, Profile
+from glasshouse.wire.crypto import Suite
+from glasshouse.wire.policy import GROUP_EGRESS, SCRIPT, WORKLOADS, Assurance, Floor, Profile
 from glasshouse.wire.record import LEFT_OUT, Record, items
 from glasshouse.wire.record import text as text_codec
-from glasshouse.wire.workloads import SCRIPT, WORKLOADS
 from glasshouse.workloads.builtin.script import ENVIRONMENT
 from glasshouse.workloads.job_keys import (
     FLAG,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from glasshouse.jobs.define import jobfile
-from glasshouse.wire.workloads import SCRIPT
+from glasshouse.wire.policy import SCRIPT
 from glasshouse.workloads.job_keys import REQUIRED, Field, Rule, declared
 from glasshouse.workloads.registry import MODULES, load
 

@@ -24,7 +24,7 @@ from glasshouse.jobs.owner.owner_identity import Identity, read_public
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Package
 from glasshouse.package.write import write
-from glasshouse.wire.aead import KEY_BYTES
+from glasshouse.wire.crypto import KEY_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from glasshouse.jobs.define.jobfile import FIELDS
 from glasshouse.jobs.define.jobschema import default_of
-from glasshouse.wire.workloads import SCRIPT
+from glasshouse.wire.policy import SCRIPT
 from glasshouse.workloads.job_keys import Field, declared
 from glasshouse.workloads.registry import load
 
@@ -29,7 +29,7 @@ _POLICY = {"assurance": "software", "profile": "standard", "max_duration": "1h"}
 
 
 def template(workload: str) -> Template:
-    """Return the job to begin with, for one of `wire.workloads`."""
+    """Return the job to begin with, for one of `wire.policy.WORKLOADS`."""
     example, files = load(workload).EXAMPLE
     chosen: dict[str, Any] = {
         "workload": workload,

@@ -19,8 +19,8 @@ from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.providers.protocol.line import GateLine
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.record import Record, Sha256, digest, fixed, integer, text
-from glasshouse.wire.signing import SigningKey
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -13,9 +13,9 @@ from glasshouse.handshake.tokens import parse_token_at_issue
 from glasshouse.jobs.gates.run_broker import Reached
 from glasshouse.package.manifest import Manifest
 from glasshouse.providers.place.local import LocalPlace
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import Group
-from glasshouse.wire.signing import SigningKey
 
 TOKEN_LIFETIME_S = 900
 

@@ -17,7 +17,7 @@ from glasshouse.jobs.gates.known_gates import KnownGate, audit_gate, gate_by_key
 from glasshouse.jobs.owner.files import is_file, is_there
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 
 _ID = re.compile(r"[0-9a-f]{32}")
 

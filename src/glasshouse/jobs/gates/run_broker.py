@@ -14,7 +14,7 @@ from glasshouse.jobs.gates.known_gates import gate_named
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.providers.protocol.order import RelayOrder
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 
 
 class GateBroker:

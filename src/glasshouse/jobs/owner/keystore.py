@@ -9,9 +9,7 @@ from typing import Annotated
 
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.owner.files import read_bounded, write_private
-from glasshouse.wire.aead import KEY_BYTES
-from glasshouse.wire.hpke import OVERHEAD_BYTES, RecipientKey, recipient_id, seal
-from glasshouse.wire.kdf import lengths_prefixed
+from glasshouse.wire.crypto import HPKE_OVERHEAD_BYTES, KEY_BYTES, RecipientKey, hpke_seal, key_id, lengths_prefixed
 from glasshouse.wire.record import Id, Record, Sha256, items, octets, text
 
 _MAX_BYTES = 65536
@@ -21,7 +19,7 @@ _KIND = "glasshouse-package-key"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SealedKey(Record, name="key.recipients"):
     recipient: Annotated[str, text(32)]
-    sealed: Annotated[bytes, octets(KEY_BYTES + OVERHEAD_BYTES)]
+    sealed: Annotated[bytes, octets(KEY_BYTES + HPKE_OVERHEAD_BYTES)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +39,7 @@ class KeyStore:
         """Seal a package's key to HPKE public keys, for one manifest, and return where it lies; raises `UsageError`."""
         info = _info(package_id, manifest_sha256)
         sealed = [
-            _SealedKey(recipient=recipient_id(public), sealed=seal(package_key, recipient=public, info=info))
+            _SealedKey(recipient=key_id(public), sealed=hpke_seal(package_key, recipient=public, info=info))
             for public in recipients
         ]
         entry = _Entry(package_id=package_id, manifest_sha256=manifest_sha256, recipients=tuple(sealed))
@@ -62,7 +60,7 @@ class KeyStore:
             entry = _Entry.parse(read_bounded(path, max_bytes=_MAX_BYTES, what="key").rstrip(b"\n"))
             if (entry.package_id, entry.manifest_sha256) != (package_id, manifest_sha256):
                 raise FormatError(Code.MANIFEST_MISMATCH, "it belongs to another manifest")
-            found = {one.recipient: one.sealed for one in entry.recipients}.get(recipient_id(sealing.public))
+            found = {one.recipient: one.sealed for one in entry.recipients}.get(key_id(sealing.public))
             if found is None:
                 raise UsageError(Code.IDENTITY, f"the key of package {package_id} is sealed to another identity")
             key = sealing.open(found, info=_info(package_id, manifest_sha256))

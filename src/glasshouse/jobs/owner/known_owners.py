@@ -19,8 +19,8 @@ from glasshouse.jobs.owner.owner_identity import OwnerPublic, read_public
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Package
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.crypto import key_id
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.signing import key_id
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SUFFIX = ".pub"

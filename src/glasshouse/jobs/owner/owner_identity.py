@@ -21,10 +21,16 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.owner.files import is_there, read_bounded, write_private
 from glasshouse.wire.canonical import decode, encode
-from glasshouse.wire.hpke import PRIVATE_BYTES, PUBLIC_BYTES, RecipientKey, check_public
-from glasshouse.wire.kdf import lengths_prefixed, sha256
+from glasshouse.wire.crypto import (
+    HPKE_PRIVATE_BYTES,
+    HPKE_PUBLIC_BYTES,
+    RecipientKey,
+    SigningKey,
+    check_recipient,
+    lengths_prefixed,
+    sha256,
+)
 from glasshouse.wire.record import LEFT_OUT, Record, integer, octets, text
-from glasshouse.wire.signing import SigningKey
 
 MIN_PASSPHRASE_CHARS = 8
 _MAX_BYTES = 16384
@@ -44,12 +50,12 @@ class OwnerPublic(Record, name="owner", max_bytes=_MAX_BYTES, constants={"kind":
     """
 
     signing: Annotated[bytes, octets(32)]  # Ed25519
-    sealing: Annotated[bytes, octets(PUBLIC_BYTES)]  # HPKE
+    sealing: Annotated[bytes, octets(HPKE_PUBLIC_BYTES)]  # HPKE
     # SHA-256 over both keys, hex in groups of four for people to compare; left to be computed.
     fingerprint: Annotated[str, text(64, re.compile(r".+", re.DOTALL))] = ""
 
     def __post_init__(self) -> None:
-        check_public(self.sealing)
+        check_recipient(self.sealing)
         digest = sha256(lengths_prefixed(b"glasshouse owner v1", self.signing, self.sealing))[:20].hex()
         fingerprint = "-".join(digest[place : place + 4] for place in range(0, len(digest), 4))
         if self.fingerprint not in ("", fingerprint):
@@ -94,7 +100,7 @@ class _Lock(Record, name="identity.lock", constants={"kdf": "scrypt", "p": _SCRY
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class _Secret(Record, name="secret", max_bytes=_MAX_BYTES):
-    sealing: Annotated[bytes, octets(PRIVATE_BYTES)]
+    sealing: Annotated[bytes, octets(HPKE_PRIVATE_BYTES)]
     signing: Annotated[bytes, octets(32)]
 
 

@@ -16,8 +16,8 @@ from glasshouse.errors import Code, FormatError, UsageError, VerificationError
 from glasshouse.jobs.owner.files import MAX_STATE_BYTES, read_bounded
 from glasshouse.jobs.places.runtime_bundle import bundled_files
 from glasshouse.wire import dsse
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.record import IDENTIFIER, Identifier, Record, choice, digest, table, text
-from glasshouse.wire.signing import SigningKey
 
 RELEASED_TYPE = "application/vnd.glasshouse.reference-values+json"
 MAX_RELEASED_BYTES = 2 * MAX_STATE_BYTES

@@ -12,7 +12,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.evidence.results import WEIGHTS
 from glasshouse.jobs.results.collect import RunOutput
 from glasshouse.jobs.verify.verdict import Status, Verdict
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import sha256
 
 
 def bill_of_materials(

@@ -23,8 +23,7 @@ from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.verify.conclusion import Conclusion
 from glasshouse.package.outputs import OpenedOutput, open_output
 from glasshouse.package.paths import check_path, check_paths, folded
-from glasshouse.wire.hpke import RecipientKey
-from glasshouse.wire.kdf import salted
+from glasshouse.wire.crypto import RecipientKey, salted
 
 _FOLDER = "outputs"
 

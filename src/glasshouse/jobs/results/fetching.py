@@ -17,7 +17,7 @@ from glasshouse.jobs.supervise.control import RunLook, concluded, look, require_
 from glasshouse.jobs.supervise.rented_run import Listener, return_left
 from glasshouse.jobs.verify.conclusion import INVALID
 from glasshouse.jobs.verify.download import forget_stored, is_whole
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,9 +25,8 @@ from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.results.collect import RunOutput
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, encode
+from glasshouse.wire.crypto import HPKE_OVERHEAD_BYTES, hpke_seal, lengths_prefixed
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.hpke import OVERHEAD_BYTES, seal
-from glasshouse.wire.kdf import lengths_prefixed
 from glasshouse.wire.record import Record, octets
 
 CERTIFICATE_TYPE = "application/vnd.glasshouse.model-signing-key+json"
@@ -52,7 +51,7 @@ class _Certificate(Record, name="certificate", max_bytes=_MAX_BYTES, constants=_
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stored(Record, name="model signing key", max_bytes=_MAX_BYTES, constants={"kind": _STORED_KIND, "version": 1}):
     certificate: Envelope
-    sealed: Annotated[bytes, octets(_SCALAR_BYTES + OVERHEAD_BYTES)]
+    sealed: Annotated[bytes, octets(_SCALAR_BYTES + HPKE_OVERHEAD_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ def _make(home: Home, identity: Identity, now_us: int) -> None:
     payload = _Certificate(created_us=now_us, public=_spki(private)).encode()
     certificate = dsse.sign(CERTIFICATE_TYPE, payload, [identity.signing])
     scalar = private.private_numbers().private_value.to_bytes(_SCALAR_BYTES)
-    sealed = seal(scalar, recipient=identity.sealing.public, info=_info(identity))
+    sealed = hpke_seal(scalar, recipient=identity.sealing.public, info=_info(identity))
     write_private(home.model_signing, _Stored(certificate=certificate, sealed=sealed).encode() + b"\n", replace=False)
 
 

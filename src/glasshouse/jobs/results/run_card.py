@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from glasshouse.evidence.results import WEIGHTS
 from glasshouse.jobs.results.collect import RunOutput
 from glasshouse.jobs.verify.verdict import Status, Verdict
-from glasshouse.wire.signing import key_id
+from glasshouse.wire.crypto import key_id
 
 _STYLE = """
 :root{color-scheme:light dark;--line:#8884;--dim:#666;--good:#176c3a;--open:#8a5300}

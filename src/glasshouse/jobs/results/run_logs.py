@@ -27,7 +27,7 @@ from glasshouse.jobs.verify.run_files import segment_name, verify_log_in
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.package.outputs import open_output
 from glasshouse.task.uncollected import Uncollected
-from glasshouse.wire.hpke import RecipientKey
+from glasshouse.wire.crypto import RecipientKey
 
 _KIND = "log"
 _POLL_S = 0.25

@@ -23,8 +23,8 @@ from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.jobs.supervise.supervision import Ended
 from glasshouse.jobs.verify.conclusion import Conclusion
 from glasshouse.task.uncollected import Uncollected
+from glasshouse.wire.crypto import RecipientKey
 from glasshouse.wire.group import Group
-from glasshouse.wire.hpke import RecipientKey
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.states import State
 

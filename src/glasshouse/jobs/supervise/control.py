@@ -21,7 +21,7 @@ from glasshouse.jobs.supervise.supervision import Ended, Watcher, record_end
 from glasshouse.jobs.verify.conclusion import Conclusion
 from glasshouse.jobs.verify.download import take_stored
 from glasshouse.jobs.verify.whole_group import conclude_run
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 
 _POLL_S = 0.25
 _TAKE_OVER_S = 20.0

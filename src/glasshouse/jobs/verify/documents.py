@@ -21,8 +21,8 @@ from glasshouse.jobs.verify.receipt_chain import walk
 from glasshouse.jobs.verify.run_files import LOGS, verify_log_in, why_unreadable
 from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.package.read import Package
+from glasshouse.wire.crypto import key_id
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.signing import key_id
 
 BUNDLE_NAME = "receipt.json"
 _PACKAGE_MAGIC = b"\x89GHS"

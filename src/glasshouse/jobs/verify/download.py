@@ -28,7 +28,7 @@ from glasshouse.jobs.verify.run_files import HEADS_NAME, LOG_NAME, sealed_files,
 from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.providers.place.local import LocalPlace
 from glasshouse.providers.serve.runs import numbered
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 
 _CLOSING = (BUNDLE_NAME, LOG_NAME, HEADS_NAME)
 _LINE_BYTES = {LOG_NAME: MAX_EVENT_BYTES + 1, HEADS_NAME: MAX_COUNTERSIGNED_HEAD_BYTES + 1}  # of one event, at most

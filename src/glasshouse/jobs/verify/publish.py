@@ -28,8 +28,7 @@ from glasshouse.evidence.canary import check_canaries
 from glasshouse.evidence.results import Output
 from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse.jobs.verify.verdict import Status, Verdict
-from glasshouse.wire.kdf import sha256
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey, sha256
 
 _SIX_PLACES = Decimal("0.000001")
 

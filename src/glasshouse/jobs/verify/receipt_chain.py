@@ -24,8 +24,7 @@ from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.tokens import TokenClaims, parse_token_at_issue
 from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.wire import jwt
-from glasshouse.wire.kdf import sha256
-from glasshouse.wire.signing import key_id
+from glasshouse.wire.crypto import key_id, sha256
 from glasshouse.wire.states import State
 
 

@@ -14,7 +14,7 @@ from glasshouse.evidence.results import Output, Work
 from glasshouse.jobs.owner.durations import format_s, utc
 from glasshouse.jobs.verify.receipt_chain import Chain
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.signing import key_id
+from glasshouse.wire.crypto import key_id
 from glasshouse.wire.states import Outcome
 
 _ON_DISK = "workspace-on-disk"  # spec/key-release.md, section 5.1

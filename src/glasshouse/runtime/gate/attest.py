@@ -27,7 +27,7 @@ from glasshouse.handshake.runtime_side import (
 from glasshouse.package.manifest import Manifest
 from glasshouse.runtime.gate.broker_client import BrokerClient, PendingError
 from glasshouse.runtime.loop import Loop
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 
 DEADLINE_S = 60.0
 

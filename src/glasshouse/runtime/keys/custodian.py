@@ -21,8 +21,8 @@ from glasshouse.runtime.keys.secret_memory import SecretMemory
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.spawn import library_path, spawn
 from glasshouse.wire.canonical import decode
+from glasshouse.wire.crypto import HPKE_PUBLIC_BYTES
 from glasshouse.wire.group import Group
-from glasshouse.wire.hpke import PUBLIC_BYTES
 
 PROGRAM = os.path.join(os.path.dirname(custodian.__file__), "__main__.py")  # noqa: PTH118, PTH120 - slow to import
 PATIENCE_S = 120.0
@@ -117,7 +117,7 @@ class Custodian:
     def public(self) -> bytes:
         """Return the public HPKE key; raises `InternalError`: the custodian did not make one."""
         public = self._answer()
-        if len(public) != PUBLIC_BYTES:
+        if len(public) != HPKE_PUBLIC_BYTES:
             raise InternalError(Code.INTERNAL, "the custodian sent no public key")
         return public
 

@@ -42,9 +42,8 @@ from glasshouse.runtime.run.start_processes import Processes
 from glasshouse.runtime.run.zeroize import end_run
 from glasshouse.runtime.watchdog.session_record import SessionRecord
 from glasshouse.runtime.worker.worker_session import Stage, WorkerSession
-from glasshouse.wire.kdf import sha256
+from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.policy import Assurance
-from glasshouse.wire.signing import SigningKey
 from glasshouse.wire.states import Outcome, State
 
 LAUNCH_PATIENCE_S = 120.0

@@ -17,8 +17,8 @@ from glasshouse.evidence.results import Loss, Probe
 from glasshouse.runtime.gate.attest import now_us
 from glasshouse.runtime.run.run_state import Ending, Run, RunIdentity
 from glasshouse.wire.canonical import decode
+from glasshouse.wire.crypto import sha256
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.kdf import sha256
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.states import State
 

@@ -32,7 +32,7 @@ from glasshouse.runtime.run.start_processes import Processes
 from glasshouse.runtime.watchdog.session_record import Process
 from glasshouse.runtime.worker.worker_messages import OutputBegins
 from glasshouse.runtime.worker.worker_session import Stage, WorkerSession
-from glasshouse.wire.signing import SigningKey
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.states import Outcome, State
 
 _T = TypeVar("_T")

@@ -15,8 +15,8 @@ from glasshouse.errors import Code, FormatError, RunError
 from glasshouse.runtime.loop import Loop, interrupted, refuse_descriptors
 from glasshouse.runtime.worker.worker_messages import Message, parse
 from glasshouse.wire import frames
-from glasshouse.wire.aead import zero
 from glasshouse.wire.canonical import Json, decode
+from glasshouse.wire.crypto import zero
 
 _HEADER_BYTES = 5
 # Per turn of the loop, so that a worker that never stops sending cannot keep signals and alarms waiting. Bytes alone

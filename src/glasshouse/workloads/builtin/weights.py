@@ -16,7 +16,7 @@ import torch
 from glasshouse.package.chunks import SealedAsset
 from glasshouse.package.streams import as_bytes
 from glasshouse.task.tensors import Opener, Places
-from glasshouse.wire.aead import TAG_BYTES, Suite
+from glasshouse.wire.crypto import TAG_BYTES, Suite
 from glasshouse.workloads.builtin.training import log
 
 _WINDOW_BYTES = 64 << 20

@@ -19,8 +19,7 @@ import time
 from threading import Thread
 
 from glasshouse.errors import Code, PackageError, PeerError
-from glasshouse.wire.aead import PREFIX_BYTES, TAG_BYTES, ChunkCipher, Suite
-from glasshouse.wire.kdf import derive
+from glasshouse.wire.crypto import PREFIX_BYTES, TAG_BYTES, ChunkCipher, Suite, derive
 
 PIECE_BYTES = 256 << 10
 _BUFFER_BYTES = 4 << 20

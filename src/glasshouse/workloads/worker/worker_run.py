@@ -23,8 +23,8 @@ from glasshouse.task.result import Result
 from glasshouse.task.session import install
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.group import MAX_MACHINES
+from glasshouse.wire.policy import SCRIPT
 from glasshouse.wire.record import LEFT_OUT, Record, integer
-from glasshouse.wire.workloads import SCRIPT
 from glasshouse.workloads import registry
 from glasshouse.workloads.job_keys import job_invalid
 from glasshouse.workloads.process import allocator, bytecode, environment, failures
