@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from glasshouse.errors import Code, FormatError, UsageError, VerificationError
-from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
-from glasshouse.evidence.receipt import CLOCK_LEEWAY_US
+from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, MAX_BUNDLE_BYTES
 from glasshouse.jobs.owner.durations import utc
 from glasshouse.jobs.owner.files import is_there
 from glasshouse.jobs.owner.owner_identity import OwnerPublic

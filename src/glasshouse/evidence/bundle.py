@@ -10,13 +10,13 @@ from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.heads import COUNTERSIGNED_HEAD_TYPE, HEAD_TYPE
+from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
 from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.jwt import MAX_TOKEN_BYTES
 from glasshouse.wire.record import Record, raw, text
 
 BUNDLE_KIND = "https://glasshouse.dev/receipt-bundle/v1"
-MAX_BUNDLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from glasshouse.errors import Code, FormatError, RefusedError
-from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.events import MAX_EVENT_BYTES, Event, EventType
 from glasshouse.evidence.heads import (
     MAX_COUNTERSIGNED_HEAD_BYTES,
@@ -21,6 +20,7 @@ from glasshouse.evidence.heads import (
     claimed_in,
     refusal_of,
 )
+from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
 from glasshouse.wire.canonical import Codec, decode, encode
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.merkle import leaf_hash, verify_inclusion

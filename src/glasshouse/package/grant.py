@@ -15,8 +15,7 @@ from glasshouse.package.paths import check_paths
 from glasshouse.package.read import Package
 from glasshouse.package.streams import Positioned
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.crypto import KEY_BYTES, Suite
-from glasshouse.wire.group import SECRET_BYTES
+from glasshouse.wire.crypto import GROUP_SECRET_BYTES, KEY_BYTES, Suite
 from glasshouse.wire.record import APART, LEFT_OUT, Record, Sha256, digest, fixed, integer, items, octets, raw
 
 LENGTH_BYTES = 8
@@ -57,13 +56,13 @@ class Grant(Record, name="grant", max_bytes=MAX_GRANT_BYTES):
     assets: Annotated[tuple[Entry, ...], APART] = field(repr=False)  # what may be read
     keys: Annotated[tuple[bytes, ...], APART] = field(repr=False)  # one for each asset, in the same order
     # What the ranks of this run share; None for a run in one process.
-    group_secret: Annotated[bytes | None, octets(SECRET_BYTES), LEFT_OUT] = field(default=None, repr=False)
+    group_secret: Annotated[bytes | None, octets(GROUP_SECRET_BYTES), LEFT_OUT] = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_chunk_bytes(self.chunk_bytes)
         if len(self.keys) != len(self.assets) or any(len(key) != KEY_BYTES for key in self.keys):
             raise FormatError(Code.SCHEMA, "a grant without one key for each asset")
-        if self.group_secret is not None and len(self.group_secret) != SECRET_BYTES:
+        if self.group_secret is not None and len(self.group_secret) != GROUP_SECRET_BYTES:
             raise FormatError(Code.SCHEMA, "a group secret of another length")
         check_paths(entry.path for entry in self.assets)
 

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from glasshouse.errors import Code, FormatError, PackageError
 
 KEY_BYTES = 32
+GROUP_SECRET_BYTES = 32  # of what the ranks of a group share
 TAG_BYTES = 16
 PREFIX_BYTES = 7
 MAX_CHUNKS = 2**32 - 1

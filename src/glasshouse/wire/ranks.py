@@ -25,7 +25,7 @@ from typing import Annotated
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire import frames
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.group import SECRET_BYTES
+from glasshouse.wire.crypto import GROUP_SECRET_BYTES
 from glasshouse.wire.record import Identifier, Member, Record, choice, digest, octets
 
 SOCKET = "GLASSHOUSE_GROUP_SOCKET"
@@ -58,7 +58,7 @@ class Request(Record, name="rank request"):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Given(Record, name="group secret", constants={"type": "group-secret"}):
-    secret: Annotated[bytes, octets(SECRET_BYTES)] = field(repr=False)
+    secret: Annotated[bytes, octets(GROUP_SECRET_BYTES)] = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ def ask_secret(token: str) -> bytes:
 
 def give_secret(secret: bytes | bytearray | memoryview) -> bytes:
     """Return the frame that answers with the group secret."""
-    if len(secret) != SECRET_BYTES:
+    if len(secret) != GROUP_SECRET_BYTES:
         raise ValueError(f"a group secret of {len(secret)} bytes")
     return frames.control(_Given(secret=bytes(secret)).to_json())
 

@@ -11,9 +11,8 @@ import pytest
 
 from glasshouse.attestation.claims import Claims, Gpu
 from glasshouse.errors import Code, ExitCode, GlasshouseError, VerificationError
-from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.log import EventLog
-from glasshouse.evidence.receipt import RECEIPT_TYPE, Receipt
+from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES, RECEIPT_TYPE, Receipt
 from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse.jobs.verify.receipt_chain import _check_times
 from glasshouse.jobs.verify.run_files import verify_log_beside

@@ -8,7 +8,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES, Bundle
+from glasshouse.evidence.bundle import Bundle
+from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
 from glasshouse.jobs.owner.files import read_bounded
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError, VerificationError
-from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.events import Event, EventType
+from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
 from glasshouse.jobs.owner.files import is_there, open_regular, read_bounded
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import Phase, RunFolder

@@ -11,8 +11,8 @@ from typing import BinaryIO
 from glasshouse.attestation.roots.root_table import REACHABLE
 from glasshouse.errors import Code, FormatError, UsageError, VerificationError
 from glasshouse.evidence.artifact import MAX_ARTIFACT_BYTES, Artifact
-from glasshouse.evidence.bundle import BUNDLE_KIND, MAX_BUNDLE_BYTES
-from glasshouse.evidence.receipt import CLOCK_LEEWAY_US
+from glasshouse.evidence.bundle import BUNDLE_KIND
+from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, MAX_BUNDLE_BYTES
 from glasshouse.jobs.owner.durations import utc
 from glasshouse.jobs.owner.files import is_there, open_regular
 from glasshouse.jobs.owner.owner_identity import OwnerPublic

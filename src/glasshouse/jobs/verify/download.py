@@ -15,9 +15,9 @@ from typing import BinaryIO
 
 from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, GlasshouseError, PackageError, UsageError, VerificationError
-from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
 from glasshouse.evidence.events import MAX_EVENT_BYTES
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES
+from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
 from glasshouse.jobs.gates.known_gates import gate_named
 from glasshouse.jobs.owner.files import is_there, private_folder, read_bounded, write_private
 from glasshouse.jobs.owner.home import Home

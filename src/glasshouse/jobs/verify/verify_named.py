@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, PackageError, UsageError, VerificationError
-from glasshouse.evidence.bundle import MAX_BUNDLE_BYTES
+from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
 from glasshouse.jobs.define.seal_job import public_part
 from glasshouse.jobs.owner.extensions import ARTIFACTS, load
 from glasshouse.jobs.owner.files import is_there, read_bounded

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from glasshouse.task.channel import Channel, EventLines
 from glasshouse.task.inputs import FolderInputs, Inputs
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.group import SECRET_BYTES
+from glasshouse.wire.crypto import GROUP_SECRET_BYTES
 from glasshouse.workloads import registry
 from glasshouse.workloads.process.job_control import JobControl
 from glasshouse.workloads.worker.worker_run import Leg, run_worker
@@ -41,7 +41,7 @@ class Raw(Leg):
         from glasshouse.workloads.distributed.rank_server import Given
 
         message: dict[str, Json] = {"inputs": str(self._inputs), "params": table}
-        return FolderInputs(self._inputs), table, Given(secret=os.urandom(SECRET_BYTES), message=message)
+        return FolderInputs(self._inputs), table, Given(secret=os.urandom(GROUP_SECRET_BYTES), message=message)
 
     def begin(self, control: JobControl) -> None:
         def stop(_number: int, _frame: object) -> None:
