@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from glasshouse.tamper import stage
-from glasshouse.tamper.run_attacks import run_attacks
+from glasshouse.tamper.attacks import run_attacks
 
 NAMES = [
     "composite hash mismatch",

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import JsonOptions, OwnerOptions, expanded
+from glasshouse.cli.app import expanded
+from glasshouse.cli.options import JsonOptions, OwnerOptions
 
 __all__ = ["group"]
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import inspect
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
-from glasshouse.cli.options import expanded
 from glasshouse.cli.show.output import CommandOutput, error_object, printable
 from glasshouse.errors import Code, ExitCode, GlasshouseError, InternalError, PlatformError, UsageError
 
@@ -115,6 +117,31 @@ def _leave_flags_empty(command: Any) -> None:
             parameter.metavar = ""
     for below in getattr(command, "commands", {}).values():
         _leave_flags_empty(below)
+
+
+def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command as the framework takes it: with a parameter for each field of its `options`."""
+    hints = get_type_hints(command, include_extras=True)
+    kind = hints.get("options")
+    if kind is None:
+        return command
+
+    @functools.wraps(command)
+    def call(**given: Any) -> Any:
+        shared = {one.name: given.pop(one.name) for one in fields(kind)}
+        return command(**given, options=kind(**shared))
+
+    own = [one for one in inspect.signature(command).parameters.values() if one.name != "options"]
+    of_kind = get_type_hints(kind, include_extras=True)
+    # The help lists the common ones last.
+    shared = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=of_kind[one.name])
+        for one in reversed(fields(kind))
+    ]
+    whole = [*(one.replace(annotation=hints[one.name]) for one in own), *shared]
+    call.__signature__ = inspect.Signature(whole)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in whole}
+    return call
 
 
 def command_line() -> Any:

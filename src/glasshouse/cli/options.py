@@ -1,20 +1,19 @@
 """Options and arguments that several commands share, and what stands behind them: output, home, identity.
 
-A command has one parameter `options` for `--json`, `--home` and where the passphrase is; `expanded` makes flags of it.
+A command has one parameter `options` for `--json`, `--home` and where the passphrase is: flags, by `app.expanded`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import os
 import stat
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -134,6 +133,46 @@ class OwnerOptions(HomeOptions):
         return unlock(self.own_home.owner_private, self.passphrase)
 
 
+def list_and_remove(
+    group: typer.Typer,
+    kind: str,
+    known: Callable[[Home], Mapping[str, Mapping[str, Any]]],
+    forget: Callable[[Home, str], Mapping[str, Any]],
+    *,
+    add: str,
+    then: str = "nothing happens to it",
+) -> None:
+    """Add the two commands to a group.
+
+    Args:
+        kind: of what, in the singular.
+        known: returns what each name stands for: its JSON members, of which people are shown the first that is there,
+            and of a table its names.
+        forget: forgets a name, and returns what it stood for.
+        add: what to do where nothing has a name yet.
+        then: what forgetting one does.
+    """
+
+    @group.command("list", help=f"The {kind}s that have a name here.")
+    def show(*, options: HomeOptions) -> None:
+        output, found = options.output, known(options.any_home)
+        output.result({f"{kind}s": [{"name": name, **one} for name, one in found.items()]})
+        output.facts({name: _shown(one) for name, one in found.items()})
+        if not found:
+            output.say(f"No {kind} has a name here: {add}")
+
+    @group.command("remove", help=f"Forget a {kind}; {then}.")
+    def remove(name: Annotated[str, argument("NAME", "Its name here.")], *, options: HomeOptions) -> None:
+        output, one = options.output, forget(options.any_home, name)
+        output.result({"name": name, **one})
+        output.say(f"{name} ({_shown(one)}) has no name here any more.")
+
+
+def _shown(one: Mapping[str, Any]) -> str:
+    value = next(value for value in one.values() if value is not None)
+    return " and ".join(value) if isinstance(value, dict) else str(value)
+
+
 def sealing_without_asking(home: Home) -> RecipientKey | None:
     """Return the owner's sealing key, for the names of outputs, if it is here and not encrypted."""
     from glasshouse.jobs.owner.owner_identity import Identity, is_encrypted, read_private
@@ -143,31 +182,6 @@ def sealing_without_asking(home: Home) -> RecipientKey | None:
         return None if is_encrypted(data) else Identity.parse(data, None).sealing
     except GlasshouseError:
         return None
-
-
-def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command as the framework takes it: with a parameter for each field of its `options`."""
-    hints = get_type_hints(command, include_extras=True)
-    kind = hints.get("options")
-    if kind is None:
-        return command
-
-    @functools.wraps(command)
-    def call(**given: Any) -> Any:
-        shared = {one.name: given.pop(one.name) for one in fields(kind)}
-        return command(**given, options=kind(**shared))
-
-    own = [one for one in inspect.signature(command).parameters.values() if one.name != "options"]
-    of_kind = get_type_hints(kind, include_extras=True)
-    # The help lists the common ones last.
-    shared = [
-        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=of_kind[one.name])
-        for one in reversed(fields(kind))
-    ]
-    whole = [*(one.replace(annotation=hints[one.name]) for one in own), *shared]
-    call.__signature__ = inspect.Signature(whole)  # type: ignore[attr-defined]
-    call.__annotations__ = {one.name: one.annotation for one in whole}
-    return call
 
 
 def read_passphrase(

@@ -22,8 +22,7 @@ from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.results.run_logs import Named, refuse_other
 from glasshouse.jobs.supervise import control
-from glasshouse.tamper.attacks import ATTACKS
-from glasshouse.tamper.group_attacks import GROUP_ATTACKS
+from glasshouse.tamper.attacks import ATTACKS, GROUP_ATTACKS
 from glasshouse.wire.states import State
 from simulators.owner_side import OwnersWorld
 

@@ -19,9 +19,8 @@ import pytest
 
 from glasshouse.cli.app import run
 from glasshouse.cli.show import steps
-from glasshouse.cli.show.offered import cost_words
 from glasshouse.cli.show.output import CommandOutput
-from glasshouse.cli.show.steps import StepPrinter
+from glasshouse.cli.show.steps import StepPrinter, cost_words
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.jobs.define.wanted import Caps
 from glasshouse.jobs.owner.home import Home
@@ -132,7 +131,7 @@ def end(fails: bool) -> None:
 def test_a_terminal_that_was_closed_leaves_no_machine_rented(
     rents: Rents, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "agreed", lambda *_of, **_how: None)
+    monkeypatch.setattr(steps, "_agree", lambda *_of, **_how: None)
     with failing(fails), rents.rented(Closed(as_json=False)):
         end(fails)
     assert rents.world.running == []
@@ -143,7 +142,7 @@ def test_a_terminal_that_was_closed_leaves_no_machine_rented(
 def test_what_a_machine_came_to_is_told_also_of_a_run_that_failed(
     rents: Rents, fails: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(steps, "agreed", lambda *_of, **_how: None)
+    monkeypatch.setattr(steps, "_agree", lambda *_of, **_how: None)
     with failing(fails), rents.rented(CommandOutput(as_json=False)):
         end(fails)
     told = " ".join("".join(capfd.readouterr()).split())

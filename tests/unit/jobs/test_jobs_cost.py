@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from glasshouse.cli.show.words import usd_text
+from glasshouse.cli.show.costs import usd_text
 from glasshouse.errors import UsageError
 from glasshouse.evidence.receipt import LIFECYCLE, Receipt
 from glasshouse.evidence.results import Work

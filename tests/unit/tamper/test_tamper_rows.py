@@ -15,9 +15,16 @@ from glasshouse.broker.decide.key_release import GroupReleases
 from glasshouse.broker.decide.releases import make_release, write_release
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake import token_checks
-from glasshouse.tamper.attacks import ATTACKS, CONTROL, Attack
-from glasshouse.tamper.group_attacks import GROUP_ATTACKS, GROUP_CONTROL, GROUP_RELEASES
-from glasshouse.tamper.run_attacks import AttackResult, play
+from glasshouse.tamper.attacks import (
+    ATTACKS,
+    CONTROL,
+    GROUP_ATTACKS,
+    GROUP_CONTROL,
+    GROUP_RELEASES,
+    Attack,
+    AttackResult,
+    play,
+)
 from glasshouse.tamper.stage import Owner
 from simulators.local_broker import LocalBroker
 

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from glasshouse.cli.options import JsonOptions
 from glasshouse.errors import ExitCode
-from glasshouse.tamper.run_attacks import run_attacks
+from glasshouse.tamper.attacks import run_attacks
 
 
 def command(*, options: JsonOptions) -> int:

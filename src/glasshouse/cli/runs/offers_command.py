@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
 
+from rich.table import Table
+
 from glasshouse.cli.options import HomeOptions, argument, option
-from glasshouse.cli.show.offered import say_offers
+from glasshouse.cli.show.output import CommandOutput
 from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError
 from glasshouse.jobs.define.jobfile import load
 from glasshouse.jobs.places.accounts import provider_of, providers_with_keys
 from glasshouse.jobs.places.rented_machine import NO_MACHINE
 from glasshouse.providers.rental.known import ACCOUNTS, PROVIDERS
+from glasshouse.providers.rental.provider import Offer
 
 _ANY_USD = Decimal(1_000_000)
+_SHOWN = 20
 
 
 def command(
@@ -59,8 +64,23 @@ def command(
     for line in failed:
         output.warn(line)
     if fitting:
-        say_offers(output, fitting)
+        _say_offers(output, fitting)
         return ExitCode.DONE
     dearer = f"; {len(found)} cost more than {most} $ an hour (--any-price)" if found else ""
     output.say(f"Nothing that fits is offered{dearer}.")
     return ExitCode.UNREACHABLE
+
+
+def _say_offers(output: CommandOutput, found: Sequence[tuple[str, Offer]]) -> None:
+    """Print offers as a table, in their order."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("from", "GPU", "memory", "machine", "where", "$/hour", ""):
+        table.add_column(name, no_wrap=True, justify="right" if name == "$/hour" else "left")
+    for name, one in found[:_SHOWN]:
+        gpu = f"{one.gpus} × {one.gpu}" if one.gpus else "none"
+        each = f"{one.gpu_memory_gb} GB" if one.gpus else ""
+        kind = "spot" if one.spot else ""
+        table.add_row(name, gpu, each, f"{one.memory_gb} GB", one.region, f"{one.usd_per_hour:.3f}", kind)
+    output.say(table)
+    if len(found) > _SHOWN:
+        output.say(f"and {len(found) - _SHOWN} more, dearer: --json has them", style="dim")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from glasshouse.cli.options import GateOption, OwnerOptions, Yes, argument, option
 from glasshouse.errors import Code, ExitCode, UsageError
 from glasshouse.providers.rental.known import PROVIDERS
+
+_RAW = "UNPROTECTED: the raw leg, for comparison; inputs and outputs are in the clear on this machine"
 
 
 def command(
@@ -38,7 +43,6 @@ def command(
 ) -> int:
     """Run a job, and return the exit code of its end."""
     # What runs a job is not loaded for the help.
-    from glasshouse.cli.runs.unprotected_run import run_raw_leg
     from glasshouse.cli.show.ending import say_ended
     from glasshouse.cli.show.live_view import RunView
     from glasshouse.cli.show.steps import StepPrinter
@@ -51,7 +55,7 @@ def command(
         refused = {"--detach": detach, "--machines": machines, "--gate": gate, "--on": None if on == "local" else on}
         if given := [option for option, value in refused.items() if value not in (None, False)]:
             raise UsageError(Code.USAGE, f"--raw runs on this machine and asks no gate: leave {', '.join(given)} out")
-        return run_raw_leg(what, ranks, options)
+        return _run_raw(what, ranks, options)
     # The job file is checked before a passphrase is asked for and before anything is started.
     request = RunRequest.of(
         what, home=home, on=on, gate=gate, ranks=ranks, machines=machines, detach=detach, accept=accept_host_key
@@ -79,3 +83,64 @@ def command(
         if not steps.has_lost(error):
             raise
         return ended.conclusion.exit_code  # the run ended as it did, and its record and receipt say the same
+
+
+def _run_raw(what: Path, ranks: int | None, options: OwnerOptions) -> int:
+    """Run a job file or package in the clear, in so many ranks, and print its end; return the exit code."""
+    from glasshouse.cli.show.ending import output_line, work_text
+    from glasshouse.evidence.results import Work
+    from glasshouse.jobs.define.raw_job import of_job, of_package, run_raw
+    from glasshouse.jobs.results.summary import work_facts
+    from glasshouse.jobs.supervise.run_request import load_job, shape_of
+
+    output, home, shape, job = options.output, options.own_home, shape_of(ranks, None), load_job(what)
+    if job is not None and shape is not None:
+        shape.check(job.workload, job.floor)
+    identity = options.unlock()
+    output.say(_RAW, style="bold red")
+    plain = of_package(what, home=home, identity=identity) if job is None else of_job(job)
+    if shape is not None and plain.workload != "script":
+        raise UsageError(Code.JOB_INVALID, f"the workload {plain.workload!r} runs in one process")
+
+    def progress(message: Mapping[str, Any]) -> None:
+        if message.get("type") == "progress" and output.console.is_terminal:
+            total = f"/{message['total']}" if message["total"] else ""
+            loss = f", loss {float(message['loss']):.4g}" if message["loss"] else ""
+            output.say(f"  {message['unit']} {message['done']}{total}{loss}")
+
+    # What the training prints goes to standard error: standard output is one object, or the summary.
+    with os.fdopen(os.dup(sys.stderr.fileno()), "wb", buffering=0) as log:
+        ended = run_raw(plain, home=home, event=progress, log=log, ranks=None if shape is None else shape.each)
+    loss = ended.loss
+    work = None if ended.work is None else Work.from_json(ended.work)
+    output.result(
+        {
+            "run_id": ended.run_id,
+            "protected": False,
+            "label": _RAW,
+            "outcome": ended.outcome,
+            "code": ended.code,
+            "assurance": None,
+            "workload": plain.workload,
+            "work": None if work is None else work_facts(work),
+            "loss": None if loss is None else {"first": float(loss["first"]), "final": float(loss["final"])},
+            "trainable": ended.trainable,
+            "outputs": list(ended.outputs),
+            "training_imports_s": ended.imports_s,
+            "total_s": round(ended.total_s, 4),
+            "files": str(ended.folder),
+        }
+    )
+    output.say("")
+    output.say(f"Raw run {ended.outcome}" + (f" ({ended.code})" if ended.code else ""), style="bold")
+    outputs = (output_line(one["name"], one["bytes"], f"{one['sha256'][:16]}…") for one in ended.outputs)
+    output.facts(
+        {
+            "protection": "none; nothing about this run can be verified",
+            "work": None if work is None else work_text(work),
+            "loss": f"{float(loss['first']):.4g} → {float(loss['final']):.4g}" if loss else None,
+            "outputs": "\n".join(outputs) or "none",
+            "files": f"{ended.folder} (in the clear)",
+        }
+    )
+    return ended.exit_code

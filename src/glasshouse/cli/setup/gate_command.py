@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from glasshouse.cli.options import Force, HomeOptions, argument, option
-from glasshouse.cli.setup.named import list_and_remove
+from glasshouse.cli.options import Force, HomeOptions, argument, list_and_remove, option
 from glasshouse.jobs.gates.known_gates import KnownGate, add_gate, gate_of, known_gates, remove_gate
 
 group = typer.Typer(no_args_is_help=True)

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from glasshouse.cli.options import Force, HomeOptions, argument, option
-from glasshouse.cli.setup.named import list_and_remove
+from glasshouse.cli.options import Force, HomeOptions, argument, list_and_remove, option
 from glasshouse.cli.show.words import asked_words, counted
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner.durations import format_s

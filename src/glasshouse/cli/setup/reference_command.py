@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from glasshouse.attestation.measurements.measured import PARTS, Measured
-from glasshouse.cli.options import Force, HomeOptions, OwnerOptions, argument, option
-from glasshouse.cli.setup.named import list_and_remove
+from glasshouse.cli.options import Force, HomeOptions, OwnerOptions, argument, list_and_remove, option
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.files import write_private
 from glasshouse.jobs.references.image import image_files

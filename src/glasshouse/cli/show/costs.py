@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-from glasshouse.cli.show.words import usd_text
 from glasshouse.jobs.owner.durations import format_s, utc
 from glasshouse.jobs.results.run_cost import Cost, Share, Slowdown
 
@@ -115,3 +114,11 @@ def _seconds(seconds: Decimal) -> str:
 
 def _percent(part: Decimal) -> str:
     return f"{part * 100:+.2f} %"
+
+
+def usd_text(amount: Decimal) -> str:
+    """Return US dollars with three digits: at least to the cent, and no further than a hundredth of one."""
+    if amount and abs(amount) < Decimal("0.00005"):
+        return "under 0.0001 $"
+    digits = min(4, max(2, 2 - amount.adjusted())) if amount else 0
+    return f"{amount.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP):f} $"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -9,16 +10,17 @@ from rich.text import Text
 
 from glasshouse.attestation.roots.root_table import LEVELS
 from glasshouse.cli.show.costs import cost_facts
-from glasshouse.cli.show.log_tail import log_tail, runtime_hint
 from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.cli.show.words import OUTCOME, again, bytes_text, counted, verdict_words
 from glasshouse.errors import Code
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.results import Work
 from glasshouse.jobs.owner.durations import format_s
+from glasshouse.jobs.owner.files import open_regular
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.results.collect import RunOutput
+from glasshouse.jobs.results.run_logs import last_lines
 from glasshouse.jobs.results.summary import Account, account_of, missing_checks
 from glasshouse.jobs.supervise.supervision import Ended
 from glasshouse.jobs.verify.conclusion import Conclusion
@@ -32,6 +34,11 @@ _STYLE = {Outcome.COMPLETED: "bold green", Outcome.INTERRUPTED: "bold yellow"}
 _SHOWN_OUTPUTS = 8
 # Outcomes whose reason the job itself may have printed.
 _EXPLAINED_BY_LOG = frozenset({Outcome.FAILED, Outcome.LOST})
+_LINES = 8
+_LINE_CHARS = 200
+# Of a runtime's log, which comes from a machine that could write anything of any length.
+_HINT_CHARS = 1000
+_TAIL_BYTES = 1 << 16
 
 
 def say_ended(
@@ -62,7 +69,7 @@ def say_ended(
         return conclusion.exit_code
     _say(output, ended, account, home)
     if sealing is not None and owner_signing is not None and conclusion.outcome in _EXPLAINED_BY_LOG:
-        lines, vouched = log_tail(_blamed(ended), sealing=sealing, owner_signing=owner_signing)
+        lines, vouched = _log_tail(_blamed(ended), sealing=sealing, owner_signing=owner_signing)
         if lines:
             vouches = "" if vouched else ", for which no receipt vouches"
             output.say("")
@@ -98,7 +105,7 @@ def _say(output: CommandOutput, ended: Ended, account: Account, home: Path | Non
     if conclusion.code is Code.HARDENING_MISSING:
         facts["missing"] = ", ".join(missing_checks(ended.record, ended.seen)) or None
     if conclusion.code is Code.PLATFORM:
-        facts["reason"] = runtime_hint(_blamed(ended), conclusion.code)
+        facts["reason"] = _runtime_hint(_blamed(ended), conclusion.code)
     if costs := cost_facts(account.rental, account.cost):
         facts["rental"] = costs.pop("rental")
         width = max(map(len, costs), default=0) + 2
@@ -213,3 +220,35 @@ def _next(ended: Ended, at: str) -> str:
         return f"see the runtime's own log: {_blamed(ended).runtime_log}"
     outputs = f"glasshouse fetch {name} -o DIR{at}, " if receipt.outputs else ""
     return f"{outputs}glasshouse logs {name}{at}, glasshouse verify {name}{at}"
+
+
+def _log_tail(folder: RunFolder, *, sealing: RecipientKey, owner_signing: bytes) -> tuple[list[str], bool]:
+    """Return the last lines that an ended run's worker printed, and whether its receipt vouches for them.
+
+    A log that cannot be read, or that its receipt contradicts, has none.
+    """
+    found, vouched = last_lines(folder, sealing=sealing, owner_signing=owner_signing)
+    # What a progress bar drew over is not what stood there at the end.
+    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in found]
+    return [_cut(line, _LINE_CHARS) for line in lines if line][-_LINES:], vouched
+
+
+def _runtime_hint(folder: RunFolder, code: Code) -> str | None:
+    """Return what a runtime wrote into its log beneath the code that it ended with; None where it wrote nothing.
+
+    Nothing vouches for it: the log is neither sealed nor signed.
+    """
+    try:
+        with open_regular(folder.runtime_log) as log:
+            log.seek(-min(_TAIL_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
+            lines = log.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    named = f"glasshouse runtime: {code.value}"
+    after = max((number for number, line in enumerate(lines, 1) if line == named), default=len(lines))
+    return _cut(lines[after], _HINT_CHARS) if after < len(lines) else None
+
+
+def _cut(line: str, most: int) -> str:
+    text = printable(line.expandtabs(4), keep="")
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -47,9 +47,20 @@ class CommandOutput:
     @functools.cached_property
     def console(self) -> Console:
         """The console for people."""
-        from glasshouse.cli.show.terminal import Terminal
+        from rich.console import Console
+
+        class Terminal(Console):
+            """Leaves to the command what the end of its reader means; the framework's own ends the process."""
+
+            def on_broken_pipe(self) -> None:
+                raise  # the error that is being handled where this is called
 
         return Terminal(highlight=False, soft_wrap=False)
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether there is a person at a terminal to answer a question."""
+        return not self.as_json and sys.stdin.isatty() and sys.stdout.isatty()
 
     def result(self, value: Mapping[str, Any]) -> None:
         """Print the object for programs."""

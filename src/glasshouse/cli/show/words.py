@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 OUTCOME = {
@@ -17,8 +16,6 @@ OUTCOME = {
 }
 
 _SHOWN_LEFT_OUT = 6
-
-RAW = "UNPROTECTED: the raw leg, for comparison; inputs and outputs are in the clear on this machine"
 
 
 def verdict_words(verdict: str | None, assurance: str | None) -> str:
@@ -71,14 +68,6 @@ def bytes_text(count: int) -> str:
         return f"{count} B"
     power = min(3, (len(str(count)) - 1) // 3)
     return f"{count / 1000**power:.1f} {' kMG'[power]}B"
-
-
-def usd_text(amount: Decimal) -> str:
-    """Return US dollars with three digits: at least to the cent, and no further than a hundredth of one."""
-    if amount and abs(amount) < Decimal("0.00005"):
-        return "under 0.0001 $"
-    digits = min(4, max(2, 2 - amount.adjusted())) if amount else 0
-    return f"{amount.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP):f} $"
 
 
 def clock(seconds: float) -> str:
