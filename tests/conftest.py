@@ -29,6 +29,10 @@ _DATA = tempfile.mkdtemp(prefix="glasshouse-tests-")
 atexit.register(shutil.rmtree, _DATA, ignore_errors=True)
 os.environ["XDG_DATA_HOME"] = _DATA
 
+# One folder for what Triton compiles, made by the first process and inherited by those that it starts.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["TRITON_CACHE_DIR"] = f"{_DATA}/triton"
+
 # PyTorch's threads sleep while they wait for each other: as usual they would spin, on cores that other tests need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import tempfile
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +15,7 @@ from glasshouse.collectives.kernels.cipher import Cipher
 from glasshouse.collectives.kernels.launch_shape import Shape
 from simulators.ptx import EmulatedKernel
 
-__all__ = ["compiled_elsewhere", "emulated_cipher", "emulated_gpu"]
-
-
-@contextlib.contextmanager
-def compiled_elsewhere() -> Iterator[None]:
-    """Have the compiler keep what it makes in a folder of this process's own, and not in the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", _folder().name)
-        yield
+__all__ = ["emulated_cipher", "emulated_gpu"]
 
 
 @contextlib.contextmanager
@@ -43,7 +33,7 @@ def emulated_gpu() -> Iterator[SimpleNamespace]:
         return made.ptx
 
     kernels = SimpleNamespace(bulk=EmulatedKernel(bulk), finish=EmulatedKernel(finish))
-    with compiled_elsewhere(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cipher, "passes", kernels)
         patch.setattr(cipher, "interpreted", lambda: True)
         yield kernels
@@ -52,8 +42,3 @@ def emulated_gpu() -> Iterator[SimpleNamespace]:
 def emulated_cipher() -> Cipher:
     """Return a cipher whose programs are so short that little data fills several."""
     return Cipher("cpu", shape=Shape(programs=100, least_steps=2))
-
-
-@functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="triton-")

@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 
 from benchmarks.collectives.inspection import compile_bulk, compile_finish
 from glasshouse.collectives.kernels.cipher import PROGRAMS_PER_PROCESSOR, Message
-from simulators.emulated_gpu import compiled_elsewhere, emulated_cipher, emulated_gpu
+from simulators.emulated_gpu import emulated_cipher, emulated_gpu
 from simulators.messages import (
     SUNSCREEN_SEALED,
     back,
@@ -40,12 +40,6 @@ pytestmark = pytest.mark.slow
 
 FEW, MANY = {"lanes": 32, "warps": 1}, {"lanes": 512, "warps": 16}
 REGISTERS_OF_A_PROCESSOR = 65536
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere() -> Iterator[None]:
-    with compiled_elsewhere():
-        yield
 
 
 @pytest.fixture
