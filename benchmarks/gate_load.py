@@ -17,9 +17,9 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from glasshouse.attestation.claims import MAX_GPUS, Claims, Gpu
-from glasshouse.attestation.evidence import EVIDENCE_TYPE, MAX_HARDWARE_ITEMS, Blob, Evidence
-from glasshouse.attestation.hardening import MAX_DETAILS
+from glasshouse.attestation.claims import MAX_DETAILS, MAX_GPUS, Claims, Gpu
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, MAX_HARDWARE_ITEMS, Evidence
+from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.http.endpoints import OwnerCall, add_route, bare_app
 from glasshouse.broker.http.listeners import MAX_HEADER_BYTES, MAX_HEADER_LINES, Server, bind_tcp

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.attestation.hardening import CheckResult
+from glasshouse.attestation.claims import CheckResult
 from glasshouse.errors import Code
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.wire.policy import Profile

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glasshouse.attestation.claims import Claims
+from glasshouse.attestation.claims import CHECKS, CheckResult, Claims, HardeningReport, consistent, missing
 from glasshouse.attestation.ear import Ear
 from glasshouse.attestation.evidence import Evidence, SignedEvidence
-from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, consistent, missing
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.verify import check_1_message
 from glasshouse.errors import GlasshouseError

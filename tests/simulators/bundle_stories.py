@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from glasshouse.attestation.claims import HardeningReport
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, Evidence
-from glasshouse.attestation.hardening import HardeningReport
 from glasshouse.errors import Code
 from glasshouse.evidence.countersignature import COUNTERSIGNED_RECEIPT_TYPE
 from glasshouse.evidence.heads import CountersignedHead, Head

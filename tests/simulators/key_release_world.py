@@ -10,11 +10,20 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from glasshouse.attestation.claims import Claims, ContainerSource, composite
-from glasshouse.attestation.evidence import EVIDENCE_TYPE, Blob, Evidence
-from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
+from glasshouse.attestation.claims import (
+    CHECKS,
+    CheckResult,
+    Claims,
+    ContainerSource,
+    HardeningReport,
+    SecretMemoryKind,
+    WorkspaceKind,
+    composite,
+)
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, Evidence
 from glasshouse.attestation.measurements.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.attestation.verify import check_1_envelope, check_1_payload, check_4_signatures
 from glasshouse.handshake.broker_side import (
     Appraisal,

@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from glasshouse.attestation.claims import Claims, ContainerSource
-from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
+from glasshouse.attestation.claims import (
+    CHECKS,
+    CheckResult,
+    Claims,
+    ContainerSource,
+    HardeningReport,
+    SecretMemoryKind,
+    WorkspaceKind,
+)
 from glasshouse.attestation.measurements.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.roots import software

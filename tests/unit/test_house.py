@@ -18,7 +18,7 @@ FILES = {path.relative_to(SOURCES): path.read_text() for path in SOURCES.rglob("
 MAX_LINES, MAX_FILES, DOCUMENTED = 350, 12, 0.95
 # Reached, and to be lowered: the goals are MAX_FILES and 16.
 LARGER = {"package": 16}
-MAX_DEPTH = 26
+MAX_DEPTH = 23
 # Of other bases a method may say nothing because theirs does.
 OWN_METHODS = {"Record", "Protocol", "Enum", "IntEnum", "StrEnum", "NamedTuple"}
 

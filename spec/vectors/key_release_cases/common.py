@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from glasshouse.attestation.ar4si import SOFTWARE_VECTOR, EarStatus
 from glasshouse.attestation.ear import Ear
 from glasshouse.attestation.evidence import SignedEvidence
+from glasshouse.attestation.roots.appraised import SOFTWARE_VECTOR, EarStatus
 from glasshouse.handshake.broker_side import EAR_GRACE_S
 from glasshouse.wire.policy import Assurance, Profile
 from simulators.key_release_world import (

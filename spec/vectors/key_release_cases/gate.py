@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from glasshouse.attestation.claims import ContainerSource, Gpu, composite
-from glasshouse.attestation.evidence import EVIDENCE_TYPE, Blob, SignedEvidence
-from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
+from glasshouse.attestation.claims import ContainerSource, Gpu, SecretMemoryKind, WorkspaceKind, composite
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, SignedEvidence
 from glasshouse.attestation.measurements.measured import PARTS, Measured
+from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.handshake.delegation import DELEGATION_TYPE, Use
 from glasshouse.handshake.messages import REQUEST_TYPE
 from glasshouse.handshake.tokens import CLOCK_STEP_S, TOKEN_TYPE, issue_token

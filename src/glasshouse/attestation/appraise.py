@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glasshouse.attestation.claims import Claims, ContainerSource
-from glasshouse.attestation.hardening import HardeningReport, consistent, missing
+from glasshouse.attestation.claims import Claims, ContainerSource, HardeningReport, consistent, missing
 from glasshouse.attestation.measurements.measured import Measured, References
 from glasshouse.attestation.refusal import CheckFailedError, check_same
 from glasshouse.errors import Code
@@ -105,7 +104,7 @@ def check_11_hardening(report: HardeningReport, *, least: Profile) -> None:
 
 
 def check_12_assurance(claims: Claims, *, least: Assurance) -> None:
-    """A claimed level of at least the policy's; whether it is proven is `verify.check_12_hardware`.
+    """A claimed level of at least the policy's; whether it is proven is `roots.root_table.check_12_hardware`.
 
     Raises:
         CheckFailedError: `assurance-too-low`.

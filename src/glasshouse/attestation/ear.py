@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from glasshouse import __version__
-from glasshouse.attestation.ar4si import ASPECTS, SOFTWARE_VECTOR, EarStatus, status_of
-from glasshouse.attestation.claims import NONCE_BYTES
-from glasshouse.attestation.confirmation import CONFIRMATION, Confirmed
+from glasshouse.attestation.claims import CONFIRMATION, NONCE_BYTES, Confirmed
+from glasshouse.attestation.roots.appraised import ASPECTS, SOFTWARE_VECTOR, EarStatus, status_of
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import jwt
 from glasshouse.wire.crypto import SigningKey, key_id

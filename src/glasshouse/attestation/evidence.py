@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from glasshouse.attestation.claims import Claims, ContainerSource
+from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import b64decode
 from glasshouse.wire.crypto import sha256
 from glasshouse.wire.policy import Assurance
-from glasshouse.wire.record import IDENTIFIER, Identifier, Record, Sha256, items, octets
+from glasshouse.wire.record import IDENTIFIER, Sha256, items
 
 EVIDENCE_TYPE = "application/vnd.glasshouse.evidence+json"
 MAX_EVIDENCE_BYTES = 128 * 1024
 MAX_EVIDENCE_ELEMENTS = 512  # 64 GPUs, 16 hardware reports and 32 details have 459
 MAX_HARDWARE_ITEMS = 16
-MAX_HARDWARE_BYTES = 64 * 1024
 
 # The one way in which a payload in canonical form begins: its first claims by name, whatever follows them.
 _BEGIN = re.compile(
@@ -32,14 +32,6 @@ _BEGIN = re.compile(
     r'"deployment":"[0-9a-f]{32}","eat_nonce":"(?P<nonce>[A-Za-z0-9_-]{43})",'
 )
 _BEGIN_CHARACTERS = 1024  # are more than it can have
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Blob(Record, name="evidence.hardware"):
-    """Evidence of one hardware root, as its maker wrote it."""
-
-    kind: Identifier  # names the root's module, e.g. ``tpm``
-    data: Annotated[bytes, octets(max_length=MAX_HARDWARE_BYTES)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Is it genuine? The checks of the gate that need no policy: 1, 4, 9 and the second half of 12.
+"""Is it genuine? The checks of the gate that need no policy: 1, 4, 9; `roots.root_table` has the second half of 12.
 
 The numbers are those of spec/key-release.md section 6; `handshake.broker_side` calls them in order.
 """
@@ -13,10 +13,7 @@ from glasshouse.attestation.evidence import (
     EvidenceEnvelope,
     SignedEvidence,
 )
-from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.refusal import CheckFailedError, check_1, check_signed
-from glasshouse.attestation.roots.appraised import Appraised
-from glasshouse.attestation.roots.root_table import root_of
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse
 from glasshouse.wire.crypto import check_recipient
@@ -74,19 +71,3 @@ def check_9_composite(evidence: Evidence) -> None:
             expected=expected.hex(),
             actual=evidence.composite.hex(),
         )
-
-
-def check_12_hardware(evidence: Evidence, *, now_us: int, policy: DeploymentPolicy | None) -> Appraised:
-    """The hardware evidence proves the claimed level and carries the composite; see `roots.appraised.Appraise`.
-
-    Raises:
-        CheckFailedError: `hardware-evidence-invalid`.
-    """
-    return root_of(evidence.claims.assurance)(
-        evidence.hardware,
-        composite=evidence.composite,
-        nonce=evidence.claims.nonce,
-        now_us=now_us,
-        collateral={},
-        policy=policy,
-    )

@@ -18,6 +18,7 @@ from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.appraised import Appraised
+from glasshouse.attestation.roots.root_table import check_12_hardware
 from glasshouse.errors import Code
 from glasshouse.handshake.messages import PACKAGE_KEY_BYTES, Challenge, ReleaseMessage, release_info
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
@@ -122,7 +123,7 @@ def appraise(
     acceptable.check_10_state(claims)
     acceptable.check_11_hardening(claims.hardening, least=policy.profile)
     acceptable.check_12_assurance(claims, least=policy.assurance)
-    root = genuine.check_12_hardware(evidence, now_us=now_us, policy=policy)
+    root = check_12_hardware(evidence, now_us=now_us, policy=policy)
     return Appraisal(claims=claims, evidence_sha256=signed.sha256, root=root)
 
 

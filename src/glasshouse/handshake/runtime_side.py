@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from glasshouse.attestation.claims import Claims, composite
 from glasshouse.attestation.ear import Ear
-from glasshouse.attestation.evidence import Blob, Evidence
+from glasshouse.attestation.evidence import Evidence
+from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.errors import Code, FormatError, PeerError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge, ChallengeRequest, ReleaseMessage, ReleaseRequest, release_info

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from glasshouse.attestation.claims import ContainerSource
-from glasshouse.attestation.confirmation import CONFIRMATION, Confirmed
+from glasshouse.attestation.claims import CONFIRMATION, Confirmed, ContainerSource
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import jwt
 from glasshouse.wire.crypto import SigningKey

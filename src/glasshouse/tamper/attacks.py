@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Self, TypeAlias
 
-from glasshouse.attestation.claims import Claims, composite
+from glasshouse.attestation.claims import CheckResult, Claims, composite
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, Evidence
-from glasshouse.attestation.hardening import CheckResult
 from glasshouse.broker.client.owner_client import Reply
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake.launch import LaunchFile

@@ -11,8 +11,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from glasshouse.attestation.claims import Claims, ContainerSource
-from glasshouse.attestation.hardening import CHECKS, CheckResult, HardeningReport, SecretMemoryKind, WorkspaceKind
+from glasshouse.attestation.claims import (
+    CHECKS,
+    CheckResult,
+    Claims,
+    ContainerSource,
+    HardeningReport,
+    SecretMemoryKind,
+    WorkspaceKind,
+)
 from glasshouse.attestation.measurements.measured import PARTS, Measured, References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.api.owner_calls import LaunchRequest

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from glasshouse.attestation.ar4si import SOFTWARE_VECTOR, EarStatus
 from glasshouse.attestation.claims import Claims, ContainerSource, Gpu, composite
 from glasshouse.attestation.ear import Ear
-from glasshouse.attestation.evidence import Blob, Evidence, SignedEvidence
+from glasshouse.attestation.evidence import Evidence, SignedEvidence
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots import software
-from glasshouse.attestation.roots.root_table import LEVELS, REACHABLE, root_of
+from glasshouse.attestation.roots.appraised import SOFTWARE_VECTOR, Blob, EarStatus
+from glasshouse.attestation.roots.root_table import LEVELS, REACHABLE, check_12_hardware
 from glasshouse.errors import Code, FormatError
 from glasshouse.handshake.messages import ReleaseMessage
 from glasshouse.wire.policy import Assurance, Profile
@@ -93,12 +93,13 @@ def test_claims_of_the_wrong_size_do_not_exist(world: World, changes: dict[str, 
         world.claims(**changes)
 
 
-def test_no_level_above_software_has_a_module_yet() -> None:
+def test_no_level_above_software_has_a_module_yet(world: World) -> None:
     assert REACHABLE == (Assurance.SOFTWARE,)
     for level in Assurance:
         if level is not Assurance.SOFTWARE:
+            claimed = Evidence(claims=world.claims(assurance=level), composite=bytes(32), hardware=())
             with pytest.raises(CheckFailedError) as refusal:
-                root_of(level)
+                check_12_hardware(claimed, now_us=0, policy=None)
             assert refusal.value.code is Code.HARDWARE_EVIDENCE
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from glasshouse.attestation.hardening import (
+from glasshouse.attestation.claims import (
     CHECKS,
     REQUIRED,
     CheckResult,

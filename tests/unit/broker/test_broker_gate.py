@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from glasshouse.attestation.hardening import CheckResult
+from glasshouse.attestation.claims import CheckResult
 from glasshouse.broker.api import audit_chain
 from glasshouse.broker.decide import releases
 from glasshouse.broker.decide.challenges import GateLimits

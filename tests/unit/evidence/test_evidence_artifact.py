@@ -15,7 +15,7 @@ from google.protobuf import json_format
 from in_toto_attestation.v1.statement import Statement
 from in_toto_attestation.v1.statement_pb2 import Statement as StatementProto
 
-from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
+from glasshouse.attestation.claims import SecretMemoryKind, WorkspaceKind
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.evidence.artifact import (
     NUMBERS,

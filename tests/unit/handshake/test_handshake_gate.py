@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from glasshouse.attestation.claims import Claims, ContainerSource
-from glasshouse.attestation.evidence import Blob
-from glasshouse.attestation.hardening import SecretMemoryKind, WorkspaceKind
+from glasshouse.attestation.claims import Claims, ContainerSource, SecretMemoryKind, WorkspaceKind
 from glasshouse.attestation.measurements.measured import PARTS
 from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.attestation.verify import check_1_message
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.handshake import broker_side

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.attestation.hardening import CHECKS, CheckResult
+from glasshouse.attestation.claims import CHECKS, CheckResult
 from glasshouse.runtime.confine import core_dumps, memory_limits
 from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, REAL, Kernel, KernelError
 from glasshouse.runtime.keys.secret_memory import SecretMemory

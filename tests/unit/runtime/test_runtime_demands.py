@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
+from glasshouse.attestation.claims import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.run import demands
 from glasshouse.runtime.worker import named_directory

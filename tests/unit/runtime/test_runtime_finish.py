@@ -11,8 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from glasshouse.attestation.claims import ContainerSource
-from glasshouse.attestation.hardening import WorkspaceKind
+from glasshouse.attestation.claims import ContainerSource, WorkspaceKind
 from glasshouse.custodian.residue_patterns import PatternKind, ResiduePatterns
 from glasshouse.errors import Code, RunError
 from glasshouse.evidence.events import ProbeResult

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from glasshouse.attestation.hardening import CheckResult
+from glasshouse.attestation.claims import CheckResult
 from glasshouse.runtime.confine import seccomp
 from glasshouse.runtime.kernel import CLONE_NEWPID, REAL, Kernel, KernelError
 from glasshouse.runtime.worker.sandbox import Worker

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.attestation.hardening import CheckResult
+from glasshouse.attestation.claims import CheckResult
 from glasshouse.runtime.confine import shown_search
 from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.watchdog.session_record import Process

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.attestation.hardening import CheckResult
+from glasshouse.attestation.claims import CheckResult
 from glasshouse.runtime.confine import mounts
 from glasshouse.runtime.confine.mounts import MountTable
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError

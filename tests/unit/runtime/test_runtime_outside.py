@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.attestation.hardening import CheckResult
+from glasshouse.attestation.claims import CheckResult
 from glasshouse.runtime import syscalls
 from glasshouse.runtime.confine import file_trials, read_only_package
 from glasshouse.runtime.kernel import REAL, Kernel

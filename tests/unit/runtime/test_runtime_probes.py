@@ -12,7 +12,7 @@ from contextlib import closing
 
 import pytest
 
-from glasshouse.attestation.hardening import CheckResult
+from glasshouse.attestation.claims import CheckResult
 from glasshouse.custodian.residue_patterns import PatternKind, ResiduePatterns, region_bytes
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError

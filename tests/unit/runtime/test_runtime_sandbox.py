@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
+from glasshouse.attestation.claims import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, FormatError, PlatformError
 from glasshouse.runtime import syscalls
 from glasshouse.runtime.kernel import REAL, Kernel

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
+from glasshouse.attestation.claims import CheckResult, WorkspaceKind
 from glasshouse.runtime.confine import private_root, seccomp
 from glasshouse.runtime.kernel import (
     CAP_SYS_ADMIN,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.attestation.hardening import SecretMemoryKind
+from glasshouse.attestation.claims import SecretMemoryKind
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.keys.secret_memory import SecretMemory

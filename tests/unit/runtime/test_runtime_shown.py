@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.attestation.hardening import CheckResult
+from glasshouse.attestation.claims import CheckResult
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.confine import shown_search
 from glasshouse.runtime.kernel import REAL

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.attestation.hardening import CheckResult
+from glasshouse.attestation.claims import CheckResult
 from glasshouse.jobs.define.private import is_state
 from glasshouse.runtime.confine import shown_search
 from glasshouse.runtime.worker.shown_paths import default_read_paths

@@ -1,15 +1,65 @@
-"""What appraising the evidence of a root of trust takes, and what comes of it."""
+"""What a root of trust is given to appraise, and what it finds: trustworthiness vectors and their tiers.
+
+Source: draft-ietf-rats-ar4si, section 2.3.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Annotated
 
-from glasshouse.attestation.ar4si import EarStatus
-from glasshouse.attestation.evidence import Blob
-from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.record import Identifier, Record, octets
+
+MAX_HARDWARE_BYTES = 64 * 1024
+ASPECTS = (
+    "configuration",
+    "executables",
+    "file-system",
+    "hardware",
+    "instance-identity",
+    "runtime-opaque",
+    "sourced-data",
+    "storage-opaque",
+)
+
+SOFTWARE_VECTOR: Mapping[str, int] = MappingProxyType({"configuration": 32, "executables": 32})
+"""The vector of `software`: recognised executables and configuration, for which the verifier cannot vouch."""
+
+
+class EarStatus(StrEnum):
+    """The tiers, best first."""
+
+    AFFIRMING = "affirming"
+    WARNING = "warning"
+    CONTRAINDICATED = "contraindicated"
+    NONE = "none"
+
+
+def status_of(vector: Mapping[str, int]) -> EarStatus:
+    """Return the worst tier in a vector, which is not empty."""
+    order = (EarStatus.CONTRAINDICATED, EarStatus.WARNING, EarStatus.NONE, EarStatus.AFFIRMING)
+    tiers = {_tier(value) for value in vector.values()}
+    return next(tier for tier in order if tier in tiers)
+
+
+def _tier(value: int) -> EarStatus:
+    if -1 <= value <= 1:
+        return EarStatus.NONE
+    if -32 <= value <= 31:
+        return EarStatus.AFFIRMING
+    return EarStatus.WARNING if -96 <= value <= 95 else EarStatus.CONTRAINDICATED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blob(Record, name="evidence.hardware"):
+    """Evidence of one hardware root, as its maker wrote it."""
+
+    kind: Identifier  # names the root's module, e.g. ``tpm``
+    data: Annotated[bytes, octets(max_length=MAX_HARDWARE_BYTES)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,29 +69,3 @@ class Appraised:
     status: EarStatus  # its tier, that of the vector
     vector: Mapping[str, int]  # AR4SI trustworthiness claims
     claims: Mapping[str, Json] = field(default_factory=dict)  # what the root states about the machine
-
-
-class Appraise(Protocol):
-    """The pure half of a root of trust."""
-
-    def __call__(
-        self,
-        blobs: tuple[Blob, ...],
-        *,
-        composite: bytes,
-        nonce: bytes,
-        now_us: int,
-        collateral: Mapping[str, bytes],
-        policy: DeploymentPolicy | None,
-    ) -> Appraised:
-        """Appraise the evidence.
-
-        Args:
-            composite: the 32 bytes that the blobs must be bound to.
-            now_us: when certificates and collateral must be valid.
-            collateral: certificates and revocation lists, by name.
-            policy: what the deployment demands; None where a receipt is verified, which names its digest alone.
-
-        Raises:
-            CheckFailedError: `hardware-evidence-invalid`: not genuine, not complete, or bound to something else.
-        """

@@ -5,13 +5,43 @@ Law: a level without a root that appraises cannot be reached; claiming it is `ha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from glasshouse.attestation.evidence import Evidence
+from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots import software
-from glasshouse.attestation.roots.appraised import Appraise
+from glasshouse.attestation.roots.appraised import Appraised, Blob
 from glasshouse.errors import Code
 from glasshouse.wire.policy import Assurance
+
+
+class Appraise(Protocol):
+    """The pure half of a root of trust."""
+
+    def __call__(
+        self,
+        blobs: tuple[Blob, ...],
+        *,
+        composite: bytes,
+        nonce: bytes,
+        now_us: int,
+        collateral: Mapping[str, bytes],
+        policy: DeploymentPolicy | None,
+    ) -> Appraised:
+        """Appraise the evidence.
+
+        Args:
+            composite: the 32 bytes that the blobs must be bound to.
+            now_us: when certificates and collateral must be valid.
+            collateral: certificates and revocation lists, by name.
+            policy: what the deployment demands; None where a receipt is verified, which names its digest alone.
+
+        Raises:
+            CheckFailedError: `hardware-evidence-invalid`: not genuine, not complete, or bound to something else.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,19 +95,27 @@ REACHABLE = tuple(level for level, row in LEVELS.items() if any(root.appraise fo
 """The levels that this version can prove, weakest first."""
 
 
-def root_of(assurance: Assurance) -> Appraise:
-    """Return what appraises evidence that claims a level (check 12).
+def check_12_hardware(evidence: Evidence, *, now_us: int, policy: DeploymentPolicy | None) -> Appraised:
+    """The hardware evidence proves the claimed level and carries the composite; see `Appraise`.
 
     Raises:
         CheckFailedError: `hardware-evidence-invalid`.
     """
-    for root in LEVELS[assurance].roots:
+    level = evidence.claims.assurance
+    for root in LEVELS[level].roots:
         if root.appraise is not None:
-            return root.appraise
+            return root.appraise(
+                evidence.hardware,
+                composite=evidence.composite,
+                nonce=evidence.claims.nonce,
+                now_us=now_us,
+                collateral={},
+                policy=policy,
+            )
     raise CheckFailedError(
         "12",
         Code.HARDWARE_EVIDENCE,
-        f"no module verifies evidence for the level {assurance}",
+        f"no module verifies evidence for the level {level}",
         expected=", ".join(REACHABLE),
-        actual=assurance.value,
+        actual=level.value,
     )

@@ -5,10 +5,8 @@ A host with root can read the run's memory and forge every measurement; see docs
 
 from __future__ import annotations
 
-from glasshouse.attestation.ar4si import SOFTWARE_VECTOR, status_of
-from glasshouse.attestation.evidence import Blob
 from glasshouse.attestation.refusal import CheckFailedError
-from glasshouse.attestation.roots.appraised import Appraised
+from glasshouse.attestation.roots.appraised import SOFTWARE_VECTOR, Appraised, Blob, status_of
 from glasshouse.errors import Code
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from glasshouse.attestation.hardening import REQUIRED, CheckResult
+from glasshouse.attestation.claims import REQUIRED, CheckResult
 from glasshouse.errors import GlasshouseError
 from glasshouse.evidence.receipt import LIFECYCLE, Receipt
 from glasshouse.evidence.results import Work as Done

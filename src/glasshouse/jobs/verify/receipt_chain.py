@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from glasshouse.attestation import verify as genuine
-from glasshouse.attestation.claims import Claims
+from glasshouse.attestation.claims import Claims, consistent
 from glasshouse.attestation.ear import Ear
 from glasshouse.attestation.evidence import SignedEvidence
-from glasshouse.attestation.hardening import consistent
+from glasshouse.attestation.roots.root_table import check_12_hardware
 from glasshouse.errors import Code, FormatError, GlasshouseError, VerificationError
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.countersignature import CountersignedReceipt
@@ -166,7 +166,7 @@ def _evidence(bundle: Bundle, token: TokenClaims) -> SignedEvidence | None:
         )
         signed = genuine.check_1_payload(opened)
         genuine.check_9_composite(signed.evidence)
-        genuine.check_12_hardware(signed.evidence, now_us=signed.evidence.claims.issued_us, policy=None)
+        check_12_hardware(signed.evidence, now_us=signed.evidence.claims.issued_us, policy=None)
     claims = signed.evidence.claims
     for what, holds in (
         ("token", claims.token == bundle.token),

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from glasshouse.attestation.claims import Claims
-from glasshouse.attestation.evidence import Blob
+from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.errors import Code, PeerError, RefusedError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge

@@ -12,7 +12,7 @@ import fcntl
 import mmap
 import os
 
-from glasshouse.attestation.hardening import SecretMemoryKind
+from glasshouse.attestation.claims import SecretMemoryKind
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.kernel import MADV_DONTDUMP, REAL, Kernel, KernelError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glasshouse.attestation.evidence import Blob
+from glasshouse.attestation.roots.appraised import Blob
 
 
 def collect(*, composite: bytes, nonce: bytes) -> tuple[Blob, ...]:

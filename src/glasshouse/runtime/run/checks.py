@@ -2,7 +2,7 @@
 
 Laws: an observation never asks what was set. It is read back from the kernel (/proc, prctl, limits), or the
 forbidden thing is tried, by this process or by another. What the kernel does not offer is `unavailable`.
-Every function here answers exactly the names of `attestation.hardening.CHECKS`.
+Every function here answers exactly the names of `attestation.claims.CHECKS`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import resource
 import sys
 
-from glasshouse.attestation.hardening import CheckResult, SecretMemoryKind, WorkspaceKind
+from glasshouse.attestation.claims import CheckResult, SecretMemoryKind, WorkspaceKind
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import core_dumps, memory_limits, mounts, seccomp, trials
 from glasshouse.runtime.kernel import REAL, Kernel, KernelError

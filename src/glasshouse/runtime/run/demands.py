@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glasshouse.attestation.hardening import CheckResult, HardeningReport, WorkspaceKind, missing
+from glasshouse.attestation.claims import CheckResult, HardeningReport, WorkspaceKind, missing
 from glasshouse.errors import Code, PackageError, PlatformError, RefusedError, RunError, UsageError
 from glasshouse.handshake.runtime_side import CLOCK_LEEWAY_S
 from glasshouse.package.manifest import Manifest

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from glasshouse.attestation.hardening import SecretMemoryKind
+from glasshouse.attestation.claims import SecretMemoryKind
 from glasshouse.attestation.roots.root_table import REACHABLE
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import core_dumps, landlock, loopback, memory_limits, mounts, seccomp

@@ -12,10 +12,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import BinaryIO
 
-from glasshouse.attestation.claims import Claims, composite
-from glasshouse.attestation.evidence import Blob
-from glasshouse.attestation.hardening import HardeningReport, anti_debug
+from glasshouse.attestation.claims import Claims, HardeningReport, anti_debug, composite
 from glasshouse.attestation.measurements.measurement import measure_environment, measure_runtime
+from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.custodian.residue_patterns import ResiduePatterns
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.evidence.events import EventType

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 
-from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
+from glasshouse.attestation.claims import CheckResult, WorkspaceKind
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.results import Probe
 from glasshouse.runtime.confine import private_root

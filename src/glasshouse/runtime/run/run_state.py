@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from glasshouse.attestation.claims import Gpu
-from glasshouse.attestation.hardening import HardeningReport
+from glasshouse.attestation.claims import Gpu, HardeningReport
 from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.errors import Code, ExitCode, GlasshouseError, InternalError, PlatformError, RefusedError, RunError
 from glasshouse.evidence.events import EventType

@@ -13,7 +13,7 @@ import gc
 from collections.abc import Callable
 from typing import TypeVar
 
-from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
+from glasshouse.attestation.claims import CheckResult, WorkspaceKind
 from glasshouse.custodian.residue_patterns import ResiduePatterns
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.events import EventType, ProbeResult

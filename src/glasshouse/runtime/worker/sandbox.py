@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from glasshouse.attestation.hardening import CheckResult
+from glasshouse.attestation.claims import CheckResult
 from glasshouse.errors import Code, FormatError, PlatformError
 from glasshouse.runtime.confine import read_only_package, shown_search
 from glasshouse.runtime.confine.shown_search import Look

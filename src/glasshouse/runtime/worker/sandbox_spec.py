@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from glasshouse.attestation.hardening import CheckResult, WorkspaceKind
+from glasshouse.attestation.claims import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.worker.shown_paths import NEVER_SHOWN
 from glasshouse.wire import frames
