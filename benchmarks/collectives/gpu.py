@@ -26,8 +26,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from benchmarks.collectives.gpu_package import measure_package
 from benchmarks.kept import Bar, finish, kept, options
 from glasshouse.collectives.kernels.cipher import Cipher, Message
-from glasshouse.collectives.kernels.jit import interpreted
 from glasshouse.collectives.kernels.launch_shape import Shape
+from glasshouse.collectives.kernels.rfc8439 import interpreted
 from glasshouse.wire.crypto import TAG_BYTES
 
 __all__ = ["main"]

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 import torch
 
 from benchmarks.package import seal
-from glasshouse.collectives.kernels.jit import interpreted
+from glasshouse.collectives.kernels.rfc8439 import interpreted
 from glasshouse.package.grant import grant
 from glasshouse.package.read import Package
 from glasshouse.package.sealer import Source

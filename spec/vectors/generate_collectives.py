@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from glasshouse.collectives.protocol.alerts import REASONS, Alert
-from glasshouse.collectives.protocol.group_keys import Lane, Membership, Schedule, hello_key, next_key
+from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership, Schedule, hello_key, next_key
 from glasshouse.collectives.protocol.headers import (
-    ALL,
     MAX_PAYLOAD_BYTES,
     TAG_BYTES,
     Algorithm,

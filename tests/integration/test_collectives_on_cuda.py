@@ -17,10 +17,9 @@ from safetensors.torch import save
 
 from benchmarks.collectives import ring
 from glasshouse.collectives.engine.engine import Engine
-from glasshouse.collectives.kernels.cipher import Cipher, Message
+from glasshouse.collectives.kernels.cipher import Cipher, Message, Queue
 from glasshouse.collectives.operations.arithmetic import Reduction
-from glasshouse.collectives.operations.device_region import DeviceRegion, Queue
-from glasshouse.collectives.operations.regions import HostRegion
+from glasshouse.collectives.operations.regions import DeviceRegion, HostRegion
 from glasshouse.collectives.protocol.group_keys import ALL, Lane
 from glasshouse.collectives.protocol.headers import (
     HEADER_BYTES,

@@ -7,8 +7,7 @@ import random
 import torch
 import triton.language as tl
 
-from glasshouse.collectives.kernels.jit import kernel
-from glasshouse.collectives.kernels.poly1305 import clamped, limbs, multiply, tag_words
+from glasshouse.collectives.kernels.rfc8439 import clamped, kernel, limbs, multiply, tag_words
 
 P = 2**130 - 5
 LANES = 64

@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glasshouse.collectives.protocol.alerts import REASONS, Alert
-from glasshouse.collectives.protocol.group_keys import Lane
+from glasshouse.collectives.protocol.group_keys import ALL, Lane
 from glasshouse.collectives.protocol.headers import (
-    ALL,
     HEADER_BYTES,
     TAG_BYTES,
     Algorithm,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from glasshouse.collectives.operations.device_region import DeviceRegion, Queue
-from glasshouse.collectives.operations.regions import HostRegion
+from glasshouse.collectives.kernels.cipher import Queue
+from glasshouse.collectives.operations.regions import DeviceRegion, HostRegion
 from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership, Schedule
 from glasshouse.collectives.protocol.headers import HEADER_BYTES, Element, FrameHeader, FrameKind, frame_bytes
 from glasshouse.collectives.protocol.traffic import FrameOpener, FrameSealer, Traffic

@@ -13,13 +13,12 @@ pytest.importorskip("triton")
 
 from benchmarks.collectives import ring
 from benchmarks.collectives.inspection import compile_bulk, compile_finish
-from glasshouse.collectives import operations
 from glasshouse.collectives.engine.engine import Engine
-from glasshouse.collectives.kernels.cipher import Cipher, Message, Verdicts
+from glasshouse.collectives.kernels.cipher import Cipher, Message, Queue, Verdicts
 from glasshouse.collectives.kernels.launch_shape import Shape
+from glasshouse.collectives.operations import plans, point_to_point
 from glasshouse.collectives.operations.arithmetic import Reduction
 from glasshouse.collectives.operations.communicator import Communicator
-from glasshouse.collectives.operations.device_region import Queue
 from glasshouse.collectives.protocol.headers import Algorithm, ReductionCode
 from simulators.emulated_gpu import emulated_gpu
 from simulators.engine_ranks import in_ranks, operate
@@ -100,11 +99,11 @@ def test_tensors_move_between_devices() -> None:
 
     def story(engine: Engine) -> Any:
         outputs = [torch.zeros(90, dtype=torch.int64) for _ in range(2)]
-        operate(engine, operations.all_gather([given[engine.rank].clone()], [outputs]))
+        operate(engine, plans.all_gather([given[engine.rank].clone()], [outputs]))
         if engine.rank == 0:
-            operate(engine, operations.send([outputs[1]], 1, 7))
+            operate(engine, point_to_point.send([outputs[1]], 1, 7))
         else:
-            operate(engine, operations.receive([outputs[0]], 0, 7))
+            operate(engine, point_to_point.receive([outputs[0]], 0, 7))
         return outputs
 
     first, second = in_ranks(2, story, kind=OnDevices)

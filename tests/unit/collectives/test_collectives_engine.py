@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.collectives import ring
-from glasshouse.collectives import operations
 from glasshouse.collectives.engine.completion import Completion
 from glasshouse.collectives.engine.engine import Engine
+from glasshouse.collectives.operations import plans, point_to_point
 from glasshouse.collectives.operations.arithmetic import Reduction
 from glasshouse.collectives.protocol.headers import HEADER_BYTES, Algorithm, ReductionCode
 from glasshouse.errors import Code, CollectiveError
@@ -37,7 +37,7 @@ def summed(engine: Engine, algorithm: Algorithm | None = None) -> Any:
 def test_what_is_submitted_to_the_background_is_done_while_nobody_waits() -> None:
     def story(engine: Engine) -> list[float]:
         tensors = [torch.full((ELEMENTS,), float(number)) for number in range(5)]
-        done = [engine.submit(operations.all_reduce([tensor], SUM), background=True) for tensor in tensors]
+        done = [engine.submit(plans.all_reduce([tensor], SUM), background=True) for tensor in tensors]
         wait_for(lambda: all(each.done() for each in done))
         return [tensor[-1].item() for tensor in tensors]
 
@@ -48,7 +48,7 @@ def test_several_threads_wait_for_what_they_submitted() -> None:
     def story(engine: Engine) -> list[float]:
         tensors = [torch.full((ELEMENTS,), float(number)) for number in range(4)]
         done = [
-            engine.submit(operations.all_reduce([tensor], SUM), background=number % 2 == 0)
+            engine.submit(plans.all_reduce([tensor], SUM), background=number % 2 == 0)
             for number, tensor in enumerate(tensors)
         ]
         threads = [threading.Thread(target=each.wait) for each in reversed(done)]
@@ -68,10 +68,10 @@ def test_a_callback_may_submit_and_wait() -> None:
         seen: list[Completion] = []
 
         def more(completion: Completion) -> None:
-            operate(engine, operations.all_reduce([second], SUM))
+            operate(engine, plans.all_reduce([second], SUM))
             seen.append(completion)
 
-        completion = engine.submit(operations.all_reduce([first], SUM), background=True)
+        completion = engine.submit(plans.all_reduce([first], SUM), background=True)
         completion.add_done_callback(more)
         completion.wait()
         wait_for(lambda: bool(seen))
@@ -85,8 +85,8 @@ def test_ranks_that_are_at_different_operations_are_told_what_each_is_at() -> No
     def story(engine: Engine) -> None:
         summed(engine)
         tensor = torch.ones(50 if engine.rank else 60)
-        operate(engine, operations.all_reduce([tensor], SUM) if engine.rank else operations.broadcast([tensor], 0))
-        operate(engine, operations.barrier())
+        operate(engine, plans.all_reduce([tensor], SUM) if engine.rank else plans.broadcast([tensor], 0))
+        operate(engine, plans.barrier())
 
     for end in world(2, story):
         assert isinstance(end.error, CollectiveError)
@@ -99,18 +99,18 @@ def test_ranks_that_are_at_different_operations_are_told_what_each_is_at() -> No
 @pytest.mark.parametrize(
     "other",
     [
-        operations.all_reduce([torch.ones(61)], SUM),
-        operations.all_reduce([torch.ones(60, dtype=torch.int32)], SUM),
-        operations.all_reduce([torch.ones(6, 10)], SUM),
-        operations.all_reduce([torch.ones(60)], Reduction(kind=ReductionCode.MAX)),
-        operations.all_reduce([torch.ones(60)], SUM, Algorithm.DIRECT),
-        operations.barrier(),
+        plans.all_reduce([torch.ones(61)], SUM),
+        plans.all_reduce([torch.ones(60, dtype=torch.int32)], SUM),
+        plans.all_reduce([torch.ones(6, 10)], SUM),
+        plans.all_reduce([torch.ones(60)], Reduction(kind=ReductionCode.MAX)),
+        plans.all_reduce([torch.ones(60)], SUM, Algorithm.DIRECT),
+        plans.barrier(),
     ],
     ids=["size", "type", "shape", "reduction", "algorithm", "collective"],
 )
 def test_any_difference_between_ranks_ends_the_group(other: Any) -> None:
     def story(engine: Engine) -> None:
-        operate(engine, other if engine.rank == 1 else operations.all_reduce([torch.ones(60)], SUM))
+        operate(engine, other if engine.rank == 1 else plans.all_reduce([torch.ones(60)], SUM))
 
     for end in world(3, story):
         assert isinstance(end.error, CollectiveError)
@@ -248,7 +248,7 @@ def test_a_background_operation_fails_without_a_waiter_and_tells_its_callbacks()
             return None
         tensor = torch.ones(9)
         told: list[Completion] = []
-        completion = engine.submit(operations.all_reduce([tensor], SUM), timeout_s=0.2, background=True)
+        completion = engine.submit(plans.all_reduce([tensor], SUM), timeout_s=0.2, background=True)
         completion.add_done_callback(told.append)
         wait_for(completion.done)
         wait_for(lambda: bool(told))
@@ -264,7 +264,7 @@ def test_after_a_failure_everything_raises_and_says_what_failed_first() -> None:
     def story(engine: Engine) -> Any:
         pending = []
         if engine.rank == 0:
-            some = [operations.receive([torch.ones(5)], 1, tag) for tag in range(3)]
+            some = [point_to_point.receive([torch.ones(5)], 1, tag) for tag in range(3)]
             pending = [engine.submit(operation, background=True) for operation in some]
             engine.abort(CollectiveError(Code.COLLECTIVE_ABORTED, "somebody pulled the plug"))
         errors = []
@@ -288,7 +288,7 @@ def test_what_is_asked_of_a_group_that_is_over_does_not_begin_and_leaves_its_ten
         tensor = torch.full((9,), 3.0)
         for background in (False, True):
             with pytest.raises(CollectiveError, match="the group is over: "):
-                engine.submit(operations.all_reduce([tensor], SUM), background=background)
+                engine.submit(plans.all_reduce([tensor], SUM), background=background)
         return tensor.tolist(), len(engine._unfinished)
 
     assert in_ranks(2, story) == [([3.0] * 9, 0)] * 2
@@ -298,13 +298,13 @@ def test_another_thread_can_end_what_one_waits_for() -> None:
     def story(engine: Engine) -> Any:
         if engine.rank == 1:
             with pytest.raises(CollectiveError, match="rank 0 ended the group: enough"):
-                operate(engine, operations.receive([torch.ones(1)], 0))
+                operate(engine, point_to_point.receive([torch.ones(1)], 0))
             return None
         ends = []
 
         def wait() -> None:
             with pytest.raises(CollectiveError, match="enough") as caught:
-                operate(engine, operations.receive([torch.ones(1)], 1))
+                operate(engine, point_to_point.receive([torch.ones(1)], 1))
             ends.append(caught.value.code)
 
         thread = threading.Thread(target=wait)
@@ -322,7 +322,7 @@ def test_an_end_that_is_said_while_the_driving_thread_is_leaving_is_not_lost() -
         if engine.rank == 1:
             summed(engine)
             with pytest.raises(CollectiveError, match="rank 0 ended the group: enough"):
-                operate(engine, operations.receive([torch.ones(1)], 0))
+                operate(engine, point_to_point.receive([torch.ones(1)], 0))
             return None
         turn = engine._loop
 
@@ -344,7 +344,7 @@ def test_a_signal_handler_can_close_the_group_that_its_thread_waits_in() -> None
     def story(engine: Engine) -> Any:
         if engine.rank == 1:
             with pytest.raises(CollectiveError, match="rank 0 closed the group"):
-                operate(engine, operations.barrier())
+                operate(engine, plans.barrier())
             return None
         step = engine._progress.step
 
@@ -355,7 +355,7 @@ def test_a_signal_handler_can_close_the_group_that_its_thread_waits_in() -> None
 
         engine._progress.step = interrupted  # type: ignore[method-assign]
         with pytest.raises(CollectiveError, match="closed the group") as caught:
-            operate(engine, operations.receive([torch.ones(1)], 1))
+            operate(engine, point_to_point.receive([torch.ones(1)], 1))
         return caught.value.code
 
     assert in_ranks(2, story)[0] is Code.COLLECTIVE_ABORTED
@@ -366,13 +366,11 @@ def test_an_output_that_cannot_be_zeroed_stops_nothing_else() -> None:
         first, second = torch.ones(10), torch.ones(10)
         if engine.rank:
             with pytest.raises(CollectiveError):
-                operate(engine, operations.all_reduce([first], SUM))
+                operate(engine, plans.all_reduce([first], SUM))
             return None
-        pending = [
-            engine.submit(operations.receive([tensor], 1, tag), background=False)
-            for tag, tensor in enumerate((first, second))
-        ]
-        pending[0].work._region = _Broken()
+        messages = [point_to_point.receive([tensor], 1, tag) for tag, tensor in enumerate((first, second))]
+        pending = [engine.submit(message, background=False) for message in messages]
+        messages[0]._region = _Broken()
         engine.abort(CollectiveError(Code.COLLECTIVE_ABORTED, "enough"))
         for each in pending:
             with pytest.raises(CollectiveError, match="enough"):
@@ -401,7 +399,7 @@ def test_tensors_of_inference_mode_are_summed_behind_the_callers_back() -> None:
     def story(engine: Engine) -> Any:
         with torch.inference_mode():
             tensor = torch.ones(ELEMENTS)
-        completion = engine.submit(operations.all_reduce([tensor], SUM), background=True)
+        completion = engine.submit(plans.all_reduce([tensor], SUM), background=True)
         wait_for(completion.done)
         completion.wait()
         return tensor[0].item()
@@ -415,7 +413,7 @@ def test_closing_with_work_unfinished_fails_it_everywhere() -> None:
             summed(engine)
             return None
         tensor = torch.ones(ELEMENTS)
-        completion = engine.submit(operations.reduce(tensor, SUM, 0), background=False)
+        completion = engine.submit(plans.reduce(tensor, SUM, 0), background=False)
         engine.close()
         with pytest.raises(CollectiveError) as caught:
             completion.wait()
@@ -431,7 +429,7 @@ def test_closing_with_work_unfinished_fails_it_everywhere() -> None:
 def test_a_defect_in_the_middle_of_an_operation_ends_the_group_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def story(engine: Engine) -> None:
         tensor = torch.ones(10)
-        operation = operations.all_reduce([tensor], SUM)
+        operation = plans.all_reduce([tensor], SUM)
         completion = engine.submit(operation, background=False)
         if engine.rank == 0:
             monkeypatch.setattr(engine._progress, "step", _interrupted)
@@ -461,12 +459,12 @@ def test_a_rank_that_did_something_else_and_left_is_told_from_one_that_is_lost()
 
     def story(engine: Engine) -> None:
         if engine.rank:
-            operate(engine, operations.broadcast([torch.ones(50)], 1))  # complete for the root when it is sent
+            operate(engine, plans.broadcast([torch.ones(50)], 1))  # complete for the root when it is sent
             engine.close()
             gone.set()
         else:
             gone.wait(20)
-            operate(engine, operations.all_reduce([torch.ones(50)], SUM))
+            operate(engine, plans.all_reduce([torch.ones(50)], SUM))
 
     error = world(2, story)[0].error
     assert isinstance(error, CollectiveError)

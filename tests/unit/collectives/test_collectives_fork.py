@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from glasshouse.collectives import operations
 from glasshouse.collectives.engine.engine import Engine
+from glasshouse.collectives.operations import plans
 from glasshouse.collectives.operations.arithmetic import Reduction
 from glasshouse.collectives.protocol.headers import ReductionCode
 from glasshouse.errors import Code, CollectiveError
@@ -23,7 +23,7 @@ SUM = Reduction(kind=ReductionCode.SUM)
 
 def summed(engine: Engine) -> Any:
     tensor = torch.full((200_000,), engine.rank + 1.0)
-    operate(engine, operations.all_reduce([tensor], SUM))
+    operate(engine, plans.all_reduce([tensor], SUM))
     return tensor
 
 
@@ -34,7 +34,7 @@ def test_a_forked_child_can_neither_send_nor_disturb_its_parent() -> None:
 
             def child() -> str:
                 with pytest.raises(CollectiveError) as raised:
-                    operate(engine, operations.barrier())
+                    operate(engine, plans.barrier())
                 return str(raised.value)
 
             assert "forked" in in_child(child)

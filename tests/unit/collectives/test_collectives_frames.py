@@ -6,9 +6,8 @@ import struct
 
 import pytest
 
-from glasshouse.collectives.protocol.group_keys import Lane
+from glasshouse.collectives.protocol.group_keys import ALL, Lane
 from glasshouse.collectives.protocol.headers import (
-    ALL,
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     Collective,
@@ -20,13 +19,12 @@ from glasshouse.collectives.protocol.headers import (
     counted,
     digest,
     payload_bytes,
-    route,
     set_chunk,
     set_counter,
     set_route,
 )
 from glasshouse.errors import Code, CollectiveError
-from simulators.sealed_group import header, members
+from simulators.sealed_group import group, header
 
 FULL = header(
     3,
@@ -122,10 +120,11 @@ def test_a_length_beyond_the_limit_is_refused_before_anything_is_read() -> None:
 
 
 def test_a_connection_carries_what_its_peer_sends_to_this_rank_or_to_all() -> None:
-    here = members(4)[1]
-    assert route(here, Lane.COLLECTIVE, 3, header(3, 1).encode()) == (Suite.AES_256_GCM, False)
-    assert route(here, Lane.COLLECTIVE, 3, FULL.encode()) == (Suite.CHACHA20_POLY1305, True)
-    assert route(here, Lane.P2P, 3, header(3, 1).encode()) == (Suite.AES_256_GCM, False)
+    here = group(4)[1]
+    assert here.route(Lane.COLLECTIVE, 3, header(3, 1).encode()) is here.opener(Lane.COLLECTIVE, 3)
+    for_all = here.opener(Lane.COLLECTIVE, 3, Suite.CHACHA20_POLY1305, broadcast=True)
+    assert here.route(Lane.COLLECTIVE, 3, FULL.encode()) is for_all
+    assert here.route(Lane.P2P, 3, header(3, 1).encode()) is here.opener(Lane.P2P, 3)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ def test_a_connection_carries_what_its_peer_sends_to_this_rank_or_to_all() -> No
 )
 def test_what_belongs_on_another_connection_is_refused(lane: Lane, head: FrameHeader) -> None:
     with pytest.raises(CollectiveError, match="rank 3") as caught:
-        route(members(4)[1], lane, 3, head.encode())
+        group(4)[1].route(lane, 3, head.encode())
     assert caught.value.code is Code.COLLECTIVE_TAMPERED
 
 
@@ -149,5 +148,5 @@ def test_an_unknown_version_kind_or_suite_is_refused_on_a_connection(at: int, va
     packed = header(3, 1).encode()
     packed[at] = value
     with pytest.raises(CollectiveError) as caught:
-        route(members(4)[1], Lane.COLLECTIVE, 3, packed)
+        group(4)[1].route(Lane.COLLECTIVE, 3, packed)
     assert caught.value.code is Code.COLLECTIVE_TAMPERED

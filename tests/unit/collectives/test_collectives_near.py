@@ -8,9 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from glasshouse.collectives import operations
 from glasshouse.collectives.engine.engine import Engine
-from glasshouse.collectives.operations import communicator
+from glasshouse.collectives.operations import communicator, plans, point_to_point
 from glasshouse.collectives.operations.arithmetic import Reduction
 from glasshouse.collectives.protocol.group_keys import Lane
 from glasshouse.collectives.protocol.headers import Algorithm, ReductionCode
@@ -51,7 +50,7 @@ def test_every_algorithm_comes_to_its_sum_with_one_slot_to_send_from(
 def test_messages_longer_than_all_slots_arrive_in_order() -> None:
     def story(engine: Engine) -> list[float]:
         tensors = [torch.full((ELEMENTS,), float(number * (1 - engine.rank))) for number in range(3)]
-        way = operations.receive if engine.rank else operations.send
+        way = point_to_point.receive if engine.rank else point_to_point.send
         done = [engine.submit(way([tensor], 1 - engine.rank), background=True) for tensor in tensors]
         for each in done:
             each.wait()
@@ -119,7 +118,7 @@ def test_the_memory_holds_no_plaintext() -> None:
 
     def story(engine: Engine) -> bytes:
         tensor = torch.frombuffer(bytearray(marked * 100_000), dtype=torch.uint8)
-        operate(engine, operations.all_reduce([tensor], Reduction(kind=ReductionCode.MAX)))
+        operate(engine, plans.all_reduce([tensor], Reduction(kind=ReductionCode.MAX)))
         send_pool = engine._mesh.send_pool
         assert send_pool is not None
         return bytes(send_pool._map)

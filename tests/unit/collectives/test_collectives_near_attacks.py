@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.collectives import ring
-from glasshouse.collectives import operations
 from glasshouse.collectives.engine.engine import Engine
+from glasshouse.collectives.operations import plans, point_to_point
 from glasshouse.collectives.protocol.group_keys import Lane
 from glasshouse.collectives.protocol.headers import Algorithm, frame_bytes
 from glasshouse.collectives.transport import dial, endpoint, local_link, mesh, send_pool
@@ -317,7 +317,7 @@ def test_a_rank_that_dies_before_it_has_copied_is_missed_at_once(shared: bool) -
             engine._failed = CollectiveError(Code.COLLECTIVE_ABORTED, "dead")
             return True
         tensor = torch.ones(20 * ELEMENTS)
-        operation = operations.broadcast([tensor], 0) if shared else operations.send([tensor], 1)
+        operation = plans.broadcast([tensor], 0) if shared else point_to_point.send([tensor], 1)
         with pytest.raises(CollectiveError) as caught:
             operate(engine, operation)
         assert caught.value.code is Code.RANK_LOST
@@ -329,7 +329,7 @@ def test_a_rank_that_dies_before_it_has_copied_is_missed_at_once(shared: bool) -
 def test_what_was_sent_from_is_let_go_of_though_nobody_copied_it() -> None:
     def story(engine: Engine) -> bool:
         tensor = torch.ones(ELEMENTS)
-        operate(engine, operations.all_reduce([tensor], SUM))
+        operate(engine, plans.all_reduce([tensor], SUM))
         gone = weakref.ref(tensor)
         del tensor
         gc.collect()

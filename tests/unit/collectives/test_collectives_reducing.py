@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks.collectives import ring
-from glasshouse.collectives import operations
 from glasshouse.collectives.engine.engine import Engine
+from glasshouse.collectives.operations import plans
 from glasshouse.collectives.operations.arithmetic import Reduction
 from glasshouse.collectives.protocol.headers import Algorithm, ReductionCode
 from glasshouse.errors import Code, CollectiveError
@@ -85,7 +85,7 @@ def test_nan_and_infinity_reach_every_rank() -> None:
 
     def story(engine: Engine) -> Any:
         tensor = parts[engine.rank].clone()
-        operate(engine, operations.all_reduce([tensor], SUM))
+        operate(engine, plans.all_reduce([tensor], SUM))
         return tensor.view(torch.int32)
 
     first, second = in_ranks(2, story)
@@ -144,8 +144,8 @@ def test_a_premultiplied_sum_multiplies_each_contribution_by_its_ranks_factor(al
         same = Reduction(kind=ReductionCode.PREMUL_SUM, factor=torch.tensor([0.25]))
         tensor, kept, output = torch.ones(1000), torch.ones(9), torch.empty(5)
         inputs = [torch.full((5,), 4.0) for _ in range(3)]
-        operate(engine, ring.all_reduce([tensor], mine, algorithm), operations.reduce(kept, mine, 1))
-        operate(engine, operations.reduce_scatter(inputs, output, same))
+        operate(engine, ring.all_reduce([tensor], mine, algorithm), plans.reduce(kept, mine, 1))
+        operate(engine, plans.reduce_scatter(inputs, output, same))
         return tensor[-1].item(), kept[0].item(), output[0].item(), inputs[0][0].item()
 
     assert in_ranks(3, story) == [(111.0, 1.0, 3.0, 4.0), (111.0, 111.0, 3.0, 4.0), (111.0, 1.0, 3.0, 4.0)]
@@ -182,7 +182,7 @@ def test_truth_values_are_summed_as_or_and_multiplied_as_and() -> None:
         either = torch.tensor([False, engine.rank == 1])
         both = torch.tensor([True, engine.rank == 1])
         product = Reduction(kind=ReductionCode.PRODUCT)
-        operate(engine, operations.all_reduce([either], SUM), operations.all_reduce([both], product))
+        operate(engine, plans.all_reduce([either], SUM), plans.all_reduce([both], product))
         return either.tolist(), both.tolist()
 
     assert in_ranks(2, story) == [([False, True], [True, False])] * 2
@@ -191,7 +191,7 @@ def test_truth_values_are_summed_as_or_and_multiplied_as_and() -> None:
 def test_reduce_gives_the_root_the_sum_and_the_others_their_own_back() -> None:
     def story(engine: Engine) -> Any:
         tensor = torch.full((100_000,), engine.rank + 1.0)
-        operate(engine, operations.reduce(tensor, SUM, root=2))
+        operate(engine, plans.reduce(tensor, SUM, root=2))
         return tensor[0].item(), bool((tensor == tensor[0]).all())
 
     assert in_ranks(4, story, chunk_bytes=SMALL) == [(1.0, True), (2.0, True), (10.0, True), (4.0, True)]
@@ -201,9 +201,9 @@ def test_reduce_scatter_leaves_the_inputs_alone_even_where_the_output_is_one_of_
     def story(engine: Engine) -> Any:
         inputs = [torch.full((50_000 + to,), float(10 * engine.rank + to)) for to in range(3)]
         output = torch.empty(50_000 + engine.rank)
-        operate(engine, operations.reduce_scatter(inputs, output, SUM))
+        operate(engine, plans.reduce_scatter(inputs, output, SUM))
         kept = all((tensor == 10 * engine.rank + to).all() for to, tensor in enumerate(inputs))
-        operate(engine, operations.reduce_scatter(inputs, inputs[engine.rank], SUM))
+        operate(engine, plans.reduce_scatter(inputs, inputs[engine.rank], SUM))
         return kept, output, inputs[engine.rank]
 
     for rank, (kept, output, in_place) in enumerate(in_ranks(3, story, chunk_bytes=SMALL)):
@@ -215,9 +215,9 @@ def test_reduce_scatter_leaves_the_inputs_alone_even_where_the_output_is_one_of_
 def test_a_group_of_one_has_its_own_sum_at_once() -> None:
     def story(engine: Engine) -> Any:
         tensor, part, output = torch.ones(5), torch.full((5,), 2.0), torch.empty(5)
-        operate(engine, operations.all_reduce([tensor], SUM), operations.reduce(tensor, SUM, 0))
-        operate(engine, operations.reduce_scatter([part], output, SUM), operations.barrier())
-        operate(engine, operations.all_reduce([part], Reduction(kind=ReductionCode.PREMUL_SUM, factor=3.0)))
+        operate(engine, plans.all_reduce([tensor], SUM), plans.reduce(tensor, SUM, 0))
+        operate(engine, plans.reduce_scatter([part], output, SUM), plans.barrier())
+        operate(engine, plans.all_reduce([part], Reduction(kind=ReductionCode.PREMUL_SUM, factor=3.0)))
         return tensor.tolist(), output.tolist(), part.tolist()
 
     assert in_ranks(1, story) == [([1.0] * 5, [2.0] * 5, [6.0] * 5)]
@@ -226,7 +226,7 @@ def test_a_group_of_one_has_its_own_sum_at_once() -> None:
 def test_nothing_to_reduce_is_reduced_at_once() -> None:
     def story(engine: Engine) -> Any:
         tensor = torch.empty(0)
-        operate(engine, operations.all_reduce([tensor], SUM), operations.reduce(tensor, SUM, 1), operations.barrier())
+        operate(engine, plans.all_reduce([tensor], SUM), plans.reduce(tensor, SUM, 1), plans.barrier())
         return tensor.numel()
 
     assert in_ranks(2, story) == [0, 0]
@@ -245,8 +245,8 @@ def test_nothing_to_reduce_is_reduced_at_once() -> None:
 def test_what_is_not_defined_is_refused_before_anything_is_sent(dtype: Any, reduction: Reduction) -> None:
     def story(engine: Engine) -> Any:
         with pytest.raises(CollectiveError) as caught:
-            engine.submit(operations.all_reduce([torch.zeros(4).to(dtype)], reduction), background=False)
-        operate(engine, operations.barrier())
+            engine.submit(plans.all_reduce([torch.zeros(4).to(dtype)], reduction), background=False)
+        operate(engine, plans.barrier())
         return caught.value.code
 
     assert in_ranks(2, story) == [Code.COLLECTIVE_UNSEALED] * 2
@@ -255,14 +255,14 @@ def test_what_is_not_defined_is_refused_before_anything_is_sent(dtype: Any, redu
 def test_tensors_that_do_not_belong_together_are_the_callers_mistake() -> None:
     def story(engine: Engine) -> None:
         with pytest.raises(ValueError, match="one type"):
-            operations.all_reduce([torch.zeros(1), torch.zeros(1, dtype=torch.int32)], SUM)
+            plans.all_reduce([torch.zeros(1), torch.zeros(1, dtype=torch.int32)], SUM)
         with pytest.raises(ValueError, match="one each"):
-            engine.submit(operations.reduce_scatter([torch.zeros(1)], torch.zeros(1), SUM), background=False)
+            engine.submit(plans.reduce_scatter([torch.zeros(1)], torch.zeros(1), SUM), background=False)
         with pytest.raises(ValueError, match="contiguous"):
-            engine.submit(operations.all_reduce([torch.zeros(4, 4).t()[1:]], SUM), background=False)
+            engine.submit(plans.all_reduce([torch.zeros(4, 4).t()[1:]], SUM), background=False)
         with pytest.raises(ValueError, match="bytes"):
-            engine.submit(operations.reduce_scatter([torch.zeros(1)] * 2, torch.zeros(3), SUM), background=False)
-        operate(engine, operations.barrier())
+            engine.submit(plans.reduce_scatter([torch.zeros(1)] * 2, torch.zeros(3), SUM), background=False)
+        operate(engine, plans.barrier())
 
     in_ranks(2, story)
 

@@ -11,9 +11,8 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from glasshouse.collectives.protocol import traffic
-from glasshouse.collectives.protocol.group_keys import Lane, next_key
+from glasshouse.collectives.protocol.group_keys import ALL, Lane, next_key
 from glasshouse.collectives.protocol.headers import (
-    ALL,
     MAX_PAYLOAD_BYTES,
     TAG_BYTES,
     Collective,

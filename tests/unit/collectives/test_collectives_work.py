@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from glasshouse.collectives import operations
+from glasshouse.collectives.operations import point_to_point
 from glasshouse.collectives.torch_backend.process_group import SealedGroup
 from glasshouse.collectives.torch_backend.sealed_work import Joined, SealedWork
 from glasshouse.errors import Code, CollectiveError
@@ -93,7 +93,7 @@ def test_callbacks_may_wait_for_further_collectives() -> None:
 )
 def test_what_was_filled_aside_has_arrived_before_anybody_is_told(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = NotingEngine(held=True)
-    monkeypatch.setattr(operations, "receive", lambda tensors, peer, tag: tensors)
+    monkeypatch.setattr(point_to_point, "receive", lambda tensors, peer, tag: tensors)
     tensor = torch.zeros(4, 2).t()
     work = SealedGroup(engine, name="").recv([tensor], 0, 0)
     ((aside,), _, _) = engine.given[0]

@@ -6,24 +6,33 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from glasshouse.collectives.engine.failure import Submission
 from glasshouse.errors import CollectiveError
 
 
-class _Driver(Protocol):
+class Driver(Protocol):
+    """What carries operations out, as torch's group and those that wait use it: see `engine.Engine`."""
+
+    rank: int
+    size: int
     condition: threading.Condition
 
+    def submit(self, operation: Any, *, timeout_s: float | None, background: bool) -> Completion: ...
+
     def drive(self, completion: Completion, timeout_s: float | None) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abort(self, error: CollectiveError) -> None: ...
 
 
 @dataclass(eq=False)
 class Completion:
     """An operation that was submitted."""
 
-    engine: _Driver
-    work: Submission
+    engine: Driver
+    queue: Any  # of the device that its tensors are on, None for host memory
     timeout_s: float
     background: bool
     over: bool = False
@@ -46,8 +55,8 @@ class Completion:
         """
         if not self.over:
             self.engine.drive(self, timeout_s)
-        if self.work.queue is not None:
-            self.work.queue.end()
+        if self.queue is not None:
+            self.queue.end()
         if self.error is not None:
             raise self.error
 

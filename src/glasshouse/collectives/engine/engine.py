@@ -17,10 +17,9 @@ import torch
 
 from glasshouse.collectives.engine import failure
 from glasshouse.collectives.engine.completion import Completion
-from glasshouse.collectives.engine.failure import Submission
-from glasshouse.collectives.engine.progress import ProgressEngine
+from glasshouse.collectives.engine.progress import ProgressEngine, Submission
 from glasshouse.collectives.operations.communicator import Communicator
-from glasshouse.collectives.operations.exchange import Operation
+from glasshouse.collectives.operations.exchange import Exchange, Operation
 from glasshouse.collectives.operations.point_to_point import P2PMessage
 from glasshouse.collectives.operations.regions import within
 from glasshouse.collectives.protocol.group_keys import forget_in_children
@@ -79,7 +78,7 @@ class Engine:
             self._check()
             work = self._begin(operation)
             allowed_s = self.timeout_s if timeout_s is None else timeout_s
-            completion = self._unfinished[work] = Completion(self, work, allowed_s, background)
+            completion = self._unfinished[work] = Completion(self, work.queue, allowed_s, background)
             self._inbox.append(work)
             if background:
                 self._background += 1
@@ -283,11 +282,11 @@ class Engine:
         now = time.monotonic()
         nearest = min((each.deadline for each in self._unfinished.values()), default=None)
         if nearest is not None and nearest <= now:
-            late = next(each for each in self._unfinished.values() if each.deadline <= now)
-            missing = self._progress.missing(late.work)
+            work, late = next(each for each in self._unfinished.items() if each[1].deadline <= now)
+            missing = self._progress.missing(work)
             nearest += _HEARSAY_S
             if missing or nearest <= now:
-                raise failure.late(late.timeout_s, missing, self._progress.awaited(late.work), self._called)
+                raise failure.late(late.timeout_s, missing, self._progress.awaited(work), self._called)
         self._asleep = True
         try:
             yields = self._waiters and threading.current_thread() is self._thread
@@ -326,8 +325,11 @@ class Engine:
             self.condition.notify_all()
         try:
             for work, _ in unfinished:
-                failure.zero(work)
-            self._progress.send_last(FrameKind.ALERT, failure.alert_of(error, self.rank, first).encode())
+                # A device that is out of order refuses this too: nothing can be read from it any more either.
+                with suppress(Exception), torch.inference_mode(), within(work.queue):
+                    work.zero()
+            operation = first.sequence if isinstance(first, Exchange) else None
+            self._progress.send_last(FrameKind.ALERT, failure.alert_of(error, self.rank, operation).encode())
         finally:
             self._mesh.traffic.forget()
             self._progress.end()

@@ -6,22 +6,13 @@ Law: nothing in a frame is used before it was opened.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from typing import TypeAlias
 
-import torch
-
-from glasshouse.collectives.operations.exchange import Exchange
-from glasshouse.collectives.operations.point_to_point import P2PMessage
-from glasshouse.collectives.operations.regions import within
 from glasshouse.collectives.protocol.alerts import REASONS, Alert
 from glasshouse.collectives.protocol.headers import HEADER_BYTES, FrameHeader, FrameKind, frame_bytes
 from glasshouse.collectives.protocol.traffic import Traffic
 from glasshouse.collectives.transport.peer_link import PeerLink
 from glasshouse.errors import Code, CollectiveError
-
-Submission: TypeAlias = Exchange | P2PMessage
 
 
 class PeerAlertError(CollectiveError):
@@ -45,7 +36,7 @@ def late(
     return CollectiveError(Code.COLLECTIVE_TIMEOUT, what, rank=missing[0] if len(missing) == 1 else None)
 
 
-def alert_of(error: CollectiveError, rank: int, first: Submission | None) -> Alert:
+def alert_of(error: CollectiveError, rank: int, operation: int | None) -> Alert:
     """Return the alert for the other ranks: the one that this rank received, or one for its own finding."""
     if isinstance(error, PeerAlertError):
         return error.alert
@@ -53,16 +44,9 @@ def alert_of(error: CollectiveError, rank: int, first: Submission | None) -> Ale
         reason=error.code if error.code in REASONS else Code.COLLECTIVE_ABORTED,
         detected_by=rank,
         culprit=error.rank,
-        operation=first.sequence if isinstance(first, Exchange) else None,
+        operation=operation,
         text=error.message,
     )
-
-
-def zero(work: Submission) -> None:
-    """Zero the outputs of an operation, complete or not."""
-    # A device that is out of order refuses this too: nothing can be read from it any more either.
-    with suppress(Exception), torch.inference_mode(), within(work.queue):
-        work.zero()
 
 
 def opened(traffic: Traffic, link: PeerLink) -> bytearray:
@@ -76,10 +60,8 @@ def opened(traffic: Traffic, link: PeerLink) -> bytearray:
     return payload
 
 
-def explain(
-    traffic: Traffic, link: PeerLink, work: Submission | None = None, expected: bytearray | None = None
-) -> None:
-    """Open the frame on a connection, which is not the expected one, and raise for it unless nothing depends on it.
+def explain(traffic: Traffic, link: PeerLink, expected: bytearray | None = None) -> None:
+    """Open the frame on a connection, which has not the expected header, and raise for it unless nothing depends on it.
 
     Raises:
         CollectiveError: the reason that another rank sent; `rank-lost`, it left; `collective-mismatch`, it is at
@@ -93,10 +75,10 @@ def explain(
         raise PeerAlertError(Alert.parse(payload))
     if theirs.kind is FrameKind.BYE:
         link.bye_received = True
-        if work is None:
+        if expected is None:
             return
         raise CollectiveError(Code.RANK_LOST, f"{who} left the group", rank=link.peer)
-    if work is None or expected is None:
+    if expected is None:
         raise CollectiveError(Code.COLLECTIVE_MISMATCH, f"{who} sends what nothing led to", rank=link.peer)
     due = FrameHeader.parse(expected)
     free = ("chunk", "phase", "destination", "payload_bytes", "counter")

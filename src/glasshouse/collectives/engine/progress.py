@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeAlias, TypeVar
 
-from glasshouse.collectives.engine.failure import Submission, explain, opened
+from glasshouse.collectives.engine.failure import explain, opened
 from glasshouse.collectives.engine.poller import Poller
 from glasshouse.collectives.operations.communicator import Communicator
 from glasshouse.collectives.operations.exchange import Exchange
@@ -29,6 +29,7 @@ _LAST_FRAME_S = 1.0  # how long a failing rank tries to send the others the reas
 _REASON_S = 0.5  # how long a rank whose peer is gone looks for the reason that the peer or another rank may have sent
 _LAST_FRAMES = (FrameKind.ALERT, FrameKind.BYE)
 
+Submission: TypeAlias = Exchange | P2PMessage
 _Flow = TypeVar("_Flow", Outflow, Inflow)
 
 
@@ -214,7 +215,7 @@ class ProgressEngine:
         frame = link.frame
         expected = flow.expected(chunk)
         if frame[:HEADER_BYTES] != expected:
-            explain(self._mesh.traffic, link, work, expected)
+            explain(self._mesh.traffic, link, expected)
         if work.queue is None:
             sink.take(source, chunk, flow.opener, frame)
         else:

@@ -1,25 +1,28 @@
-"""ChaCha20-Poly1305 (RFC 8439) on the device that the data is on: many messages in two launches.
+"""ChaCha20-Poly1305 (RFC 8439) on the device that the data is on, many messages in two launches, and in its order.
 
 Laws: everything is enqueued on the device's current stream, and nothing waits but `Verdicts.wait`. What fails to open
 is zero before anything behind on that stream sees it. The table of keys on the device is wiped by the kernels that read
 it, its copy in host memory at the next call or by `close`. A key and nonce seal one message: the caller sees to that.
+Plaintext is never copied to host memory: ciphertext goes through one page-locked buffer a queue.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from glasshouse.collectives.kernels import passes
-from glasshouse.collectives.kernels.jit import interpreted
 from glasshouse.collectives.kernels.launch_shape import Shape, cut
+from glasshouse.collectives.kernels.rfc8439 import interpreted
 from glasshouse.collectives.protocol.frame_memory import bytes_of
+from glasshouse.collectives.protocol.traffic import Reserved
 from glasshouse.errors import Code, PlatformError
 from glasshouse.wire.crypto import KEY_BYTES, TAG_BYTES, zero
 
@@ -240,3 +243,91 @@ def _unit(message: Message) -> int:
     """Return the bytes, 16, 4 or 1, to which both ends of a message are aligned."""
     both = message.source.data_ptr() | message.destination.data_ptr()
     return 16 if both % 16 == 0 else 4 if both % 4 == 0 else 1
+
+
+class Queue:
+    """Orders one group's work on one CUDA device (in tests the CPU). Used by one thread at a time.
+
+    Raises:
+        PlatformError: `device-missing`, a device that the kernels do not run on.
+    """
+
+    def __init__(self, device: Any, *, cipher: Cipher | None = None) -> None:
+        self._cipher = Cipher(device) if cipher is None else cipher
+        self.device = self._cipher.device
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._host = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._sealed = torch.empty(0, dtype=torch.uint8, device=self.device)
+        self._twins: dict[int, Any] = {}
+
+    def begin(self) -> None:
+        """Make this queue wait for the calling thread's work so far: it makes the inputs."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def end(self) -> None:
+        """Make the calling thread's work from now on wait for this queue: it uses the outputs."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    @contextlib.contextmanager
+    def within(self) -> Iterator[None]:
+        """Enqueue on this queue whatever is enqueued inside."""
+        # In inference mode: a script may reduce tensors that were made in it, from a thread that is not in it.
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode())
+            if self._stream is not None:
+                stack.enter_context(torch.cuda.device(self.device))
+                stack.enter_context(torch.cuda.stream(self._stream))
+            yield
+
+    def keep(self, tensor: Any) -> None:
+        """Keep a tensor's memory from being used for another before this queue is through with it."""
+        if self._stream is not None:
+            tensor.record_stream(self._stream)
+
+    def twin(self, buffer: memoryview, size: int) -> Any:
+        """Return `size` bytes on the device that belong to a buffer in host memory: the same for the same buffer."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if len(buffer) else 0
+        known = self._twins.get(address)
+        if known is None or known.numel() < size:
+            known = self._twins[address] = torch.empty(max(size, len(buffer)), dtype=torch.uint8, device=self.device)
+        return known[:size]
+
+    def seal(self, source: Any, reserved: Reserved, out: memoryview) -> None:
+        """Seal flat bytes on the device, and copy ciphertext and tag to `out` in host memory."""
+        size = source.numel()
+        sealed, host = self._stages(size + TAG_BYTES)
+        one = Message(**reserved._asdict(), source=source, destination=sealed[:size], tag=sealed[size:])
+        self._cipher.seal([one])
+        host.copy_(sealed, non_blocking=True)
+        if self._stream is not None:
+            self._stream.synchronize()
+        out[:] = bytes_of(host)
+
+    def open(self, data: memoryview, reserved: Reserved, destination: Any) -> bool:
+        """Copy ciphertext and tag to the device and open them; return whether they were authentic.
+
+        If not, `destination` is zero.
+        """
+        size = destination.numel()
+        sealed, host = self._stages(size + TAG_BYTES)
+        bytes_of(host)[:] = data
+        sealed.copy_(host, non_blocking=True)
+        one = Message(**reserved._asdict(), source=sealed[:size], destination=destination, tag=sealed[size:])
+        # Also waits until the host buffer has been read: it comes next on the same stream.
+        verdicts: tuple[bool, ...] = self._cipher.open([one]).wait()
+        return verdicts == (True,)
+
+    def close(self) -> None:
+        """Wipe the keys that are left in host memory, and release all buffers."""
+        with self.within():
+            self._cipher.close()
+        self._twins.clear()
+        self._host, self._sealed = self._host[:0], self._sealed[:0]
+
+    def _stages(self, size: int) -> tuple[Any, Any]:
+        if self._host.numel() < size:
+            self._host = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self._stream is not None)
+            self._sealed = torch.empty(size, dtype=torch.uint8, device=self.device)
+        return self._sealed[:size], self._host[:size]

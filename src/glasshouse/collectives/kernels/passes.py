@@ -24,9 +24,19 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from glasshouse.collectives.kernels.chacha20 import block, load_key
-from glasshouse.collectives.kernels.jit import jit, kernel
-from glasshouse.collectives.kernels.poly1305 import carried, choose, clamped, limbs, multiply, product, tag_words
+from glasshouse.collectives.kernels.rfc8439 import (
+    block,
+    carried,
+    choose,
+    clamped,
+    jit,
+    kernel,
+    limbs,
+    load_key,
+    multiply,
+    product,
+    tag_words,
+)
 
 
 @jit

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from glasshouse.collectives.operations.regions import HostRegion, Region, Span, flat
+from glasshouse.collectives.operations.regions import DeviceRegion, HostRegion, Region, Span, flat
 from glasshouse.collectives.protocol.frame_memory import CHUNK_BYTES, SHARED_FRAMES, Buffers, allocate
 from glasshouse.collectives.protocol.group_keys import Membership
 from glasshouse.collectives.protocol.headers import frame_bytes
@@ -70,7 +70,7 @@ class Communicator:
         if not tensors or (device := tensors[0].device).type == "cpu":
             return None
         if device not in self._queues:
-            from glasshouse.collectives.operations.device_region import Queue  # only where there is a device
+            from glasshouse.collectives.kernels.cipher import Queue  # Triton, only where there is a device
 
             self._queues[device] = Queue(device)
         return self._queues[device]
@@ -78,11 +78,7 @@ class Communicator:
     def region(self, tensors: Sequence[Any]) -> Region:
         """Return tensors of one type, all on one device, as a run of bytes."""
         queue = self.queue(tensors)
-        if queue is None:
-            return HostRegion(tensors)
-        from glasshouse.collectives.operations.device_region import DeviceRegion
-
-        return DeviceRegion(tensors, queue)
+        return HostRegion(tensors) if queue is None else DeviceRegion(tensors, queue)
 
     def as_bytes(self, tensors: Sequence[Any]) -> Region:
         """Return tensors of any types as a run of bytes."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from glasshouse.collectives.operations.arithmetic import Arithmetic, Fold, Reduction
+from glasshouse.collectives.operations.arithmetic import Arithmetic, Reduction
 from glasshouse.collectives.operations.communicator import Communicator, one_each
-from glasshouse.collectives.operations.exchange import Exchange, Operation, agreed
+from glasshouse.collectives.operations.exchange import Exchange, Fold, Operation, agreed
 from glasshouse.collectives.operations.flows import CopySink, interleaved
 from glasshouse.collectives.operations.regions import HostRegion, Region, Span, copy
 from glasshouse.collectives.protocol.headers import Algorithm, Collective, FrameHeader

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from glasshouse.collectives.protocol.frame_memory import bytes_of
-from glasshouse.collectives.protocol.headers import HEADER_BYTES, Element
+from glasshouse.collectives.protocol.headers import HEADER_BYTES, Element, counted
 from glasshouse.collectives.protocol.traffic import FrameOpener, FrameSealer
-from glasshouse.wire.crypto import Suite
+from glasshouse.wire.crypto import TAG_BYTES, Suite
 
 ELEMENTS: dict[Any, Element] = {
     getattr(torch, name): element
@@ -42,7 +42,7 @@ class Region(ABC):
     """Contiguous tensors of one type on one device, one behind the other, kept alive. All offsets are in bytes."""
 
     suite: Suite  # the cipher that reaches the tensors
-    queue: Any  # the `device_region.Queue` that orders work on them; None for tensors in host memory
+    queue: Any  # the `cipher.Queue` that orders work on them; None for tensors in host memory
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._flat = [flat(tensor) for tensor in tensors]
@@ -169,6 +169,39 @@ class HostRegion(Region):
 
     def _open_into(self, target: Any, opener: FrameOpener, frame: memoryview) -> None:
         opener.open_into(frame[:HEADER_BYTES], frame[HEADER_BYTES:], bytes_of(target))
+
+
+class DeviceRegion(Region):
+    """Tensors on a device, for ChaCha20-Poly1305; everything but making one happens within its queue."""
+
+    suite = Suite.CHACHA20_POLY1305
+
+    def __init__(self, tensors: Sequence[Any], queue: Any) -> None:
+        if any(tensor.device != queue.device for tensor in tensors):
+            raise ValueError(f"only tensors on {queue.device} belong to its queue")
+        super().__init__(tensors)
+        self.queue = queue
+        for tensor in self._flat:
+            queue.keep(tensor)
+
+    def seal(self, low: int, high: int, sealer: FrameSealer, frame: memoryview) -> None:
+        reserved = sealer.reserve(frame[:HEADER_BYTES], high - low)
+        self.queue.seal(self.read(low, high).view(torch.uint8), reserved, frame[HEADER_BYTES:])
+
+    def blank(self, size: int, dtype: Any, buffer: memoryview) -> Any:
+        return self.queue.twin(buffer, size // self._item * dtype.itemsize).view(dtype)
+
+    def _open_into(self, target: Any, opener: FrameOpener, frame: memoryview) -> None:
+        header, destination = frame[:HEADER_BYTES], target.view(torch.uint8)
+        size = destination.numel()
+        try:
+            reserved = opener.admit(header)
+            fits = counted(header)[0] == size and len(frame) == HEADER_BYTES + size + TAG_BYTES
+            if not fits or not self.queue.open(frame[HEADER_BYTES:], reserved, destination):
+                raise opener.refuse(header)
+        except BaseException:
+            destination.zero_()
+            raise
 
 
 class Span:

@@ -12,7 +12,6 @@ from enum import IntEnum
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire.crypto import TAG_BYTES, Suite, lengths_prefixed, sha256
 
@@ -106,11 +105,10 @@ _SUITE_AT = 2
 _SEQUENCE, _SEQUENCE_AT = struct.Struct(">Q"), 24
 _ELEMENTS, _ELEMENTS_AT = struct.Struct(">Q"), 32
 _CHUNK, _CHUNK_AT = struct.Struct(">I"), 40
-_KINDS = frozenset(FrameKind)
-_SUITES = {code: suite for suite, code in SUITE_CODES.items()}
+SUITES = {code: suite for suite, code in SUITE_CODES.items()}
 _READ: Mapping[str, Callable[[int], Any]] = {
     "kind": FrameKind,
-    "suite": _SUITES.__getitem__,
+    "suite": SUITES.__getitem__,
     "collective": Collective,
     "algorithm": Algorithm,
     "element": Element,
@@ -232,25 +230,3 @@ def payload_bytes(header: Bytes) -> int:
     if size > MAX_PAYLOAD_BYTES:
         raise CollectiveError(Code.COLLECTIVE_TAMPERED, "a frame that announces more bytes than any frame carries")
     return size
-
-
-def route(membership: Membership, lane: Lane, source: int, header: Bytes) -> tuple[Suite, bool]:
-    """Return the suite of a received header, and whether its frame was sealed for all.
-
-    Raises:
-        CollectiveError: `collective-tampered`, no frame of the connection with `source` has such a header.
-    """
-    payload_bytes(header)
-    suite = _SUITES.get(header[2])
-    destination = int.from_bytes(header[10:12], "big")
-    for_all = destination == ALL and lane is Lane.COLLECTIVE
-    if (
-        suite is None
-        or header[0] != VERSION
-        or header[1] not in _KINDS
-        or int.from_bytes(header[8:10], "big") != source
-        or not (for_all or destination == membership.rank)
-    ):
-        what = f"on the connection with {membership.called(source)} came what it never sends there"
-        raise CollectiveError(Code.COLLECTIVE_TAMPERED, what, rank=source)
-    return suite, for_all

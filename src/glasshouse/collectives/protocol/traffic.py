@@ -15,10 +15,21 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 from glasshouse.collectives.protocol.group_keys import ALL, Lane, Schedule, forget_in_children, next_key
-from glasshouse.collectives.protocol.headers import HEADER_BYTES, MAX_PAYLOAD_BYTES, Bytes, counted, route, set_counter
+from glasshouse.collectives.protocol.headers import (
+    HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    SUITES,
+    VERSION,
+    Bytes,
+    FrameKind,
+    counted,
+    payload_bytes,
+    set_counter,
+)
 from glasshouse.errors import Code, CollectiveError
 from glasshouse.wire.crypto import KEY_BYTES, TAG_BYTES, Suite, zero
 
+_KINDS = frozenset(FrameKind)
 REKEY_AFTER = 1 << 24  # frames under one key: far below the 2^32 that AES-GCM bears
 
 
@@ -231,9 +242,21 @@ class Traffic:
         """Return the opener for a received header.
 
         Raises:
-            CollectiveError: `collective-tampered`, no frame of this connection has such a header.
+            CollectiveError: `collective-tampered`, no frame of the connection with `source` has such a header.
         """
-        suite, for_all = route(self.membership, lane, source, header)
+        payload_bytes(header)
+        suite = SUITES.get(header[2])
+        destination = int.from_bytes(header[10:12], "big")
+        for_all = destination == ALL and lane is Lane.COLLECTIVE
+        if (
+            suite is None
+            or header[0] != VERSION
+            or header[1] not in _KINDS
+            or int.from_bytes(header[8:10], "big") != source
+            or not (for_all or destination == self.membership.rank)
+        ):
+            what = f"on the connection with {self.membership.called(source)} came what it never sends there"
+            raise CollectiveError(Code.COLLECTIVE_TAMPERED, what, rank=source)
         return self.opener(lane, source, suite, broadcast=for_all)
 
     def forget(self) -> None:

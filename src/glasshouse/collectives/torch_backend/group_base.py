@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from glasshouse.collectives.engine.completion import Completion
-from glasshouse.collectives.engine.engine import Engine
+from glasshouse.collectives.engine.completion import Completion, Driver
 from glasshouse.collectives.torch_backend import guard, torch_hooks
 from glasshouse.collectives.torch_backend.arguments import StagedTensors, refusal, timeout_s
 from glasshouse.collectives.torch_backend.reach import NAME
@@ -43,7 +42,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Driver,
         store: Any = None,
         *,
         name: str = "",

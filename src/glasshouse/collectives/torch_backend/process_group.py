@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.distributed import distributed_c10d as c10d
 
-from glasshouse.collectives import operations
+from glasshouse.collectives.operations import plans, point_to_point
 from glasshouse.collectives.torch_backend import torch_hooks
 from glasshouse.collectives.torch_backend.arguments import (
     StagedTensors,
@@ -36,7 +36,7 @@ class SealedGroup(GroupBase):
         tensors, opts = tensors_of(tensors), rooted(c10d.BroadcastOptions, opts, timeout, given, self.size())
         staged = StagedTensors()
         parts = staged.sources(tensors) if opts.rootRank == self.rank() else staged.targets(tensors)
-        return self._run([operations.broadcast(parts, opts.rootRank)], tensors, staged, opts)
+        return self._run([plans.broadcast(parts, opts.rootRank)], tensors, staged, opts)
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, **given: Any) -> SealedWork:
         opts = reducing(c10d.AllreduceOptions, opts, timeout, given)
@@ -46,7 +46,7 @@ class SealedGroup(GroupBase):
         for tensor in tensors:
             part = staged.target(tensor, read=True)
             by_type.setdefault(part.dtype, []).append(part)
-        exchanges = [operations.all_reduce(some, how) for some in by_type.values()]
+        exchanges = [plans.all_reduce(some, how) for some in by_type.values()]
         return self._run(exchanges, tensors, staged, opts)
 
     allreduce_coalesced = allreduce
@@ -61,7 +61,7 @@ class SealedGroup(GroupBase):
         staged = StagedTensors(of=how)
         mine = opts.rootRank == self.rank()
         part = staged.target(tensor, read=True) if mine else staged.source(tensor)
-        return self._run([operations.reduce(part, how, opts.rootRank)], [tensor], staged, opts)
+        return self._run([plans.reduce(part, how, opts.rootRank)], [tensor], staged, opts)
 
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
@@ -103,7 +103,7 @@ class SealedGroup(GroupBase):
         if opts.rootRank == self.rank():
             (outputs,) = lists(output_tensors)
             filled = staged.targets(self._one_each(outputs))
-        return self._run([operations.gather(part, filled, opts.rootRank)], [outputs], staged, opts)
+        return self._run([plans.gather(part, filled, opts.rootRank)], [outputs], staged, opts)
 
     def scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None, **given: Any
@@ -115,7 +115,7 @@ class SealedGroup(GroupBase):
         if opts.rootRank == self.rank():
             (inputs,) = lists(input_tensors)
             sources = staged.sources(self._one_each(inputs))
-        return self._run([operations.scatter(staged.target(output), sources, opts.rootRank)], [output], staged, opts)
+        return self._run([plans.scatter(staged.target(output), sources, opts.rootRank)], [output], staged, opts)
 
     def reduce_scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None, **given: Any
@@ -125,7 +125,7 @@ class SealedGroup(GroupBase):
         how = reduction(opts.reduceOp)
         staged = StagedTensors(of=how)
         sources = staged.sources(self._one_each(inputs))
-        return self._run([operations.reduce_scatter(sources, staged.target(output), how)], [output], staged, opts)
+        return self._run([plans.reduce_scatter(sources, staged.target(output), how)], [output], staged, opts)
 
     def reduce_scatter_single(self, outputTensor: Any, inputTensor: Any, opts: Any = None) -> SealedWork:  # noqa: N803
         return self.reduce_scatter_single_coalesced([outputTensor], [inputTensor], opts)
@@ -137,7 +137,7 @@ class SealedGroup(GroupBase):
         how = reduction(opts.reduceOp)
         staged = StagedTensors(of=how)
         parts = [
-            operations.reduce_scatter(self._cut(staged.source(given)), staged.target(output), how)
+            plans.reduce_scatter(self._cut(staged.source(given)), staged.target(output), how)
             for output, given in zip(outputs, inputs, strict=True)
         ]
         return self._run(parts, list(outputs), staged, opts)
@@ -149,7 +149,7 @@ class SealedGroup(GroupBase):
         sources = staged.sources(self._one_each(input_tensors))
         filled = staged.targets(self._one_each(output_tensors))
         opts = options(c10d.AllToAllOptions, opts)
-        return self._run([operations.all_to_all(sources, filled)], list(output_tensors), staged, opts)
+        return self._run([plans.all_to_all(sources, filled)], list(output_tensors), staged, opts)
 
     def all_to_all_single(
         self,
@@ -164,12 +164,12 @@ class SealedGroup(GroupBase):
         sources = portions(staged.source(input), input_split_sizes, self.size())
         filled = portions(staged.target(output), output_split_sizes, self.size())
         opts = options(c10d.AllToAllOptions, opts, timeout)
-        return self._run([operations.all_to_all(sources, filled)], [output], staged, opts)
+        return self._run([plans.all_to_all(sources, filled)], [output], staged, opts)
 
     alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> SealedWork:
-        return self._run([operations.barrier()], [], StagedTensors(), options(c10d.BarrierOptions, opts, timeout))
+        return self._run([plans.barrier()], [], StagedTensors(), options(c10d.BarrierOptions, opts, timeout))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for every rank; the error names one that did not come. `wait_all_ranks` asks for no more than that."""
@@ -180,11 +180,11 @@ class SealedGroup(GroupBase):
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> SealedWork:  # noqa: N803 - torch's names, here and below
         staged = StagedTensors()
-        return self._run([operations.send(staged.sources(tensors_of(tensors)), dstRank, tag)], [], staged, None)
+        return self._run([point_to_point.send(staged.sources(tensors_of(tensors)), dstRank, tag)], [], staged, None)
 
     def recv(self, tensors: Any, srcRank: int | None, tag: int = 0) -> SealedWork:  # noqa: N803
         staged, filled = StagedTensors(), tensors_of(tensors)
-        return self._run([operations.receive(staged.targets(filled), srcRank, tag)], filled, staged, None)
+        return self._run([point_to_point.receive(staged.targets(filled), srcRank, tag)], filled, staged, None)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> SealedWork:
         return self.recv(tensors, None, tag)
@@ -201,7 +201,7 @@ class SealedGroup(GroupBase):
         sources = staged.sources(inputs)
         if len(sources) != len(filled):
             raise ValueError(f"{len(sources)} tensors are gathered into {len(filled)}")
-        return self._run([operations.all_gather(sources, filled)], outputs, staged, opts)
+        return self._run([plans.all_gather(sources, filled)], outputs, staged, opts)
 
     def _cut(self, tensor: Any) -> list[Any]:
         return portions(tensor.view(-1), (), self.size())
