@@ -25,8 +25,7 @@ from benchmarks.kept import Bar, finish, kept, options
 from glasshouse.package.content import content_hash
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, VERSION
 from glasshouse.package.read import Package
-from glasshouse.package.sealer import Source
-from glasshouse.package.write import write
+from glasshouse.package.write import Source, write
 from glasshouse.wire.crypto import PREFIX_BYTES, TAG_BYTES, ChunkCipher, RecipientKey, SigningKey, Suite
 from glasshouse.wire.policy import Assurance, Floor, Profile
 

@@ -16,9 +16,8 @@ import torch
 
 from benchmarks.package import seal
 from glasshouse.collectives.kernels.rfc8439 import interpreted
-from glasshouse.package.grant import grant
 from glasshouse.package.read import Package
-from glasshouse.package.sealer import Source
+from glasshouse.package.write import Source
 from glasshouse.task.granted import GrantInputs
 from glasshouse.task.tensors import load
 from glasshouse.wire.crypto import RecipientKey, SigningKey, Suite
@@ -75,7 +74,7 @@ def _seal(out: BinaryIO, size: int) -> tuple[dict[str, Any], GrantInputs]:
     chunk_bytes = (1 << 10) if interpreted() else (1 << 20)
     seal(out, source, owner=owner, recipient=recipient, key=key, suite=Suite.CHACHA20_POLY1305, chunk_bytes=chunk_bytes)
     package = Package.open(out)
-    granted = grant(package, key, package.unlock(key)).encode()
+    granted = package.grant(key, package.unlock(key)).encode()
     secret = os.memfd_create("grant")
     os.write(secret, granted)
     return wanted, GrantInputs(secret=secret, secret_bytes=len(granted), package=os.dup(out.fileno()))

@@ -13,7 +13,7 @@ import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PackageError, UsageError
 from glasshouse.jobs.owner.files import write_private
-from glasshouse.package.sealer import Source
+from glasshouse.package.write import Source
 from simulators.package_world import seal, unlock
 
 

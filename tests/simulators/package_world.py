@@ -7,11 +7,11 @@ import io
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from glasshouse.package.assets import AssetReader
-from glasshouse.package.index import Index, find
+from glasshouse.package.content import find
+from glasshouse.package.index import Index
 from glasshouse.package.read import Package
-from glasshouse.package.sealer import Source
-from glasshouse.package.write import SealedManifest, write
+from glasshouse.package.streams import AssetReader
+from glasshouse.package.write import SealedManifest, Source, write
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import RecipientKey, SigningKey, Suite
 from glasshouse.wire.policy import Assurance, Floor, Profile

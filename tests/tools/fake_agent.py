@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from glasshouse.package.grant import grant
 from glasshouse.package.read import Package
-from glasshouse.package.sealer import Source
-from glasshouse.package.write import write
+from glasshouse.package.write import Source, write
 from glasshouse.wire import frames
 from glasshouse.wire.crypto import RecipientKey, SigningKey
 from glasshouse.wire.policy import Assurance, Floor, Profile
@@ -67,7 +65,7 @@ def sealed_package(
         **options,
     )
     package = Package.open(io.BytesIO(out.getvalue()))
-    return out.getvalue(), grant(package, key, package.unlock(key)).encode()
+    return out.getvalue(), package.grant(key, package.unlock(key)).encode()
 
 
 class FakeAgent:

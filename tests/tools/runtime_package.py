@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse.package.manifest import Manifest
-from glasshouse.package.sealer import Source
-from glasshouse.package.write import write
+from glasshouse.package.write import Source, write
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import RecipientKey, SigningKey
 from glasshouse.wire.policy import Assurance, Floor, Profile

@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import GlasshouseError
-from glasshouse.package.grant import grant
-from glasshouse.package.index import find
+from glasshouse.package.content import find, granted_asset, open_stream, verify_content
 from glasshouse.package.layout import asset_key
 from glasshouse.package.outputs import open_output
 from glasshouse.package.read import Package
-from glasshouse.package.sealer import Source
-from glasshouse.package.streams import Positioned
-from glasshouse.package.write import write
+from glasshouse.package.streams import AssetReader, Positioned
+from glasshouse.package.write import Source, write
 from glasshouse.wire.crypto import RecipientKey, SigningKey, salted
 
 ROOT = Path(__file__).parents[2] / "spec" / "vectors"
@@ -48,7 +46,7 @@ def go_through(vector: dict[str, Any]) -> None:
     if vector["stage"] == "unlock":
         return
     with package.asset(find(index.assets, vector["path"]), key) as reader:
-        reader.verify()
+        verify_content(reader)
 
 
 @pytest.mark.parametrize("name", [name for name in PACKAGES if VECTORS[name]["expect"] != "valid"])
@@ -71,14 +69,14 @@ def test_a_valid_package_gives_what_the_vector_says(name: str) -> None:
     index = package.unlock(key)
     assert index.job == vector["job"]
     assert [entry.path for entry in index.assets] == [asset["path"] for asset in vector["assets"]]
-    granted = grant(package, key, index)
+    granted = package.grant(key, index)
     for entry, asset in zip(index.assets, vector["assets"], strict=True):
         found = asset_key(key, entry.id, package.manifest.suite, package.header_sha256)
         assert found.hex() == asset["asset_key"]
         content = base64.b64decode(asset["content"])
-        with granted.open(Positioned(stream), asset["path"]) as reader:
-            reader.verify()
-            assert reader.stream().read() == content
+        with AssetReader(granted_asset(granted, Positioned(stream), asset["path"])) as reader:
+            verify_content(reader)
+            assert open_stream(reader).read() == content
         expected = asset["sha256" if index.version == 1 else "blake3"]
         assert (entry.bytes, entry.digest.hex()) == (asset["bytes"], expected)
 

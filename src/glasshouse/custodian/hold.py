@@ -17,9 +17,7 @@ from glasshouse.custodian import CONNECTION, PACKAGE
 from glasshouse.custodian.exchange import MAX_PACKET_BYTES, Failed, Opened, Request
 from glasshouse.custodian.residue_patterns import PATTERN_BYTES, PatternKind, ResiduePatterns, is_distinctive
 from glasshouse.errors import Code, FormatError, PackageError
-from glasshouse.package.grant import grant
 from glasshouse.package.index import Index
-from glasshouse.package.layout import asset_key
 from glasshouse.package.limits import OutputLimits
 from glasshouse.package.read import Package
 from glasshouse.wire.crypto import RecipientKey, zero
@@ -85,7 +83,7 @@ def _open(
         raise PackageError(Code.PACKAGE_TAMPERED, "the package was changed while the runtime attested itself")
     index = package.unlock(package_key)
     secret = None if request.group is None else request.group.secret(package_key)
-    encoded = grant(package, package_key, index, group_secret=secret).encode()
+    encoded = package.grant(package_key, index, group_secret=secret).encode()
     if len(encoded) > len(granted):
         raise PackageError(Code.PACKAGE_LIMIT, "an index that expands beyond its secret memory")
     granted[: len(encoded)] = encoded
@@ -105,13 +103,10 @@ def _open(
 def _add_assets(patterns: ResiduePatterns, package: Package, package_key: bytes, index: Index) -> None:
     window = bytearray(PATTERN_BYTES)
     for entry in index.assets:
-        key = asset_key(package_key, entry.id, package.manifest.suite, package.header_sha256)
-        patterns.add(PatternKind.ASSET_KEY, key)
-        last = entry.bytes - PATTERN_BYTES
-        if last < 0:
-            continue
         with package.asset(entry, package_key) as reader:
-            for offset in sorted({0, last // 2, last}):
+            patterns.add(PatternKind.ASSET_KEY, reader.asset.key)
+            last = entry.bytes - PATTERN_BYTES
+            for offset in sorted({0, last // 2, last}) if last >= 0 else ():
                 reader.read_into(offset, window)
                 if is_distinctive(window):
                     patterns.add(PatternKind.ASSET_WINDOW, window)

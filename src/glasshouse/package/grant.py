@@ -6,14 +6,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.package.assets import AssetReader
-from glasshouse.package.chunks import SealedAsset
-from glasshouse.package.content import DIGEST_NAMES
-from glasshouse.package.index import MAX_ASSETS, Entry, Index, check_job, check_text, find
-from glasshouse.package.layout import MAX_INDEX_BYTES, VERSIONS, asset_key, check_chunk_bytes
+from glasshouse.package.index import DIGEST_NAMES, MAX_ASSETS, Entry, check_job, check_text
+from glasshouse.package.layout import MAX_INDEX_BYTES, VERSIONS, check_chunk_bytes
 from glasshouse.package.paths import check_paths
-from glasshouse.package.read import Package
-from glasshouse.package.streams import Positioned
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import GROUP_SECRET_BYTES, KEY_BYTES, Suite
 from glasshouse.wire.record import APART, LEFT_OUT, Record, Sha256, digest, fixed, integer, items, octets, raw
@@ -104,44 +99,3 @@ class Grant(Record, name="grant", max_bytes=MAX_GRANT_BYTES):
         if length > MAX_GRANT_BYTES or LENGTH_BYTES + length > len(view):
             raise FormatError(Code.TOO_LARGE, "a grant that is longer than its memory or its limit")
         return super(Grant, cls).parse(view[LENGTH_BYTES : LENGTH_BYTES + length], **apart)
-
-    def open(self, source: Positioned, path: str) -> AssetReader:
-        """Return a reader of the asset called `path` of the sealed package; raises as `sealed`."""
-        return AssetReader(self.sealed(source, path), self.version)
-
-    def sealed(self, source: Positioned, path: str) -> SealedAsset:
-        """Return the chunks of the asset called `path`, for a cipher of the caller's own.
-
-        Raises:
-            PackageError: `asset-unknown`.
-        """
-        entry = find(self.assets, path)
-        return SealedAsset(
-            source,
-            entry,
-            suite=self.suite,
-            chunk_bytes=self.chunk_bytes,
-            header_sha256=self.header_sha256,
-            key=self.keys[self.assets.index(entry)],
-        )
-
-
-def grant(
-    package: Package,
-    package_key: bytes | bytearray | memoryview,
-    index: Index,
-    *,
-    group_secret: bytes | None = None,
-) -> Grant:
-    """Derive the keys of an unlocked package's assets; runs in the custodian alone."""
-    suite = package.manifest.suite
-    return Grant(
-        version=package.manifest.version,
-        job=index.job,
-        suite=suite,
-        chunk_bytes=package.manifest.chunk_bytes,
-        header_sha256=package.header_sha256,
-        assets=index.assets,
-        keys=tuple(asset_key(package_key, entry.id, suite, package.header_sha256) for entry in index.assets),
-        group_secret=group_secret,
-    )

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from glasshouse.errors import Code, FormatError, PackageError
-from glasshouse.package.content import DIGEST_NAMES
 from glasshouse.package.layout import MAX_INDEX_BYTES, VERSIONS, sealed_size
 from glasshouse.package.paths import check_paths
 from glasshouse.wire.canonical import Json, decode, encode
@@ -20,6 +19,8 @@ from glasshouse.wire.record import choice, digest, fixed, integer, items, raw
 INDEX_ID = 0
 MAX_ASSETS = 1 << 14
 FORMATS = {version: f"glasshouse-index/{version}" for version in VERSIONS}
+DIGEST_NAMES = {1: "sha256", 2: "blake3"}
+"""The member that holds an asset's digest, 32 bytes, in each version of the format."""
 
 Digest: TypeAlias = bytes  # within Entry, `bytes` is a length
 
@@ -117,15 +118,3 @@ class Index:
         value = decode(data, max_bytes=MAX_INDEX_BYTES)
         _, job, files = _LAYOUTS[version].read(value, "index")
         return cls.of(job=job, files=files, chunk_bytes=chunk_bytes, assets_offset=assets_offset, version=version)
-
-
-def find(assets: Iterable[Entry], path: str) -> Entry:
-    """Return the asset called `path`.
-
-    Raises:
-        PackageError: `asset-unknown`.
-    """
-    for entry in assets:
-        if entry.path == path:
-            return entry
-    raise PackageError(Code.ASSET_UNKNOWN, f"no input is called {path[:64]!a} here")

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import hmac
+import io
 from typing import BinaryIO
 
 from glasshouse.errors import Code, PackageError
-from glasshouse.package.assets import AssetReader
-from glasshouse.package.chunks import SealedAsset
+from glasshouse.package.grant import Grant
 from glasshouse.package.index import INDEX_ID, Entry, Index
-from glasshouse.package.layout import (
-    HEADER_BYTES,
-    Header,
-    asset_key,
-    check_commitment,
-    chunk_count,
-    sealed_size,
-    stream_cipher,
-)
+from glasshouse.package.layout import HEADER_BYTES, Header, asset_key, check_commitment, sealed_size
 from glasshouse.package.manifest import Manifest, parse_signed
-from glasshouse.package.streams import Positioned, size_of
+from glasshouse.package.streams import AssetReader, Positioned, SealedAsset, size_of
 from glasshouse.wire.crypto import TAG_BYTES, sha256
 
 
@@ -38,7 +30,7 @@ class Package:
         self.header_sha256 = header.sha256
         self.envelope = envelope
         self.manifest = manifest
-        self.source = source
+        self._source = source
 
     @classmethod
     def open(cls, stream: BinaryIO, *, owner_signing: bytes | None = None) -> Package:
@@ -77,7 +69,7 @@ class Package:
         """
         manifest = self.manifest
         check_commitment(package_key, manifest.package_id, manifest.key_commitment)
-        sealed = memoryview(self.source.read(self.header.index_offset, manifest.index_bytes))
+        sealed = self._source.read(self.header.index_offset, manifest.index_bytes)
         if not hmac.compare_digest(sha256(sealed), manifest.index_sha256):
             raise PackageError(Code.PACKAGE_TAMPERED, "a sealed index that is not the one that the owner signed")
         index = Index.parse(
@@ -90,39 +82,50 @@ class Package:
             raise PackageError(Code.PACKAGE_TAMPERED, "an index whose assets do not fill the package")
         return index
 
-    def asset(self, entry: Entry, package_key: bytes | bytearray | memoryview) -> AssetReader:
-        """Return a reader of one asset of `unlock`'s index, for the holder of the package key: the owner."""
-        sealed = SealedAsset(
-            self.source,
-            entry,
+    def grant(
+        self, package_key: bytes | bytearray | memoryview, index: Index, *, group_secret: bytes | None = None
+    ) -> Grant:
+        """Derive the keys of all assets of `unlock`'s index; in the custodian alone."""
+        return Grant(
+            version=self.manifest.version,
+            job=index.job,
             suite=self.manifest.suite,
             chunk_bytes=self.manifest.chunk_bytes,
             header_sha256=self.header_sha256,
-            key=asset_key(package_key, entry.id, self.manifest.suite, self.header_sha256),
+            assets=index.assets,
+            keys=tuple(self._key(package_key, entry.id) for entry in index.assets),
+            group_secret=group_secret,
         )
-        return AssetReader(sealed, self.manifest.version)
 
-    def _open_index(self, package_key: bytes | bytearray | memoryview, sealed: memoryview) -> bytearray:
-        chunk_bytes, suite = self.manifest.chunk_bytes, self.manifest.suite
+    def asset(self, entry: Entry, package_key: bytes | bytearray | memoryview) -> AssetReader:
+        """Return a reader of one asset of `unlock`'s index."""
+        return self._reader(self._source, entry, package_key)
+
+    def _reader(self, source: Positioned, entry: Entry, package_key: bytes | bytearray | memoryview) -> AssetReader:
+        sealed = SealedAsset(
+            source,
+            entry,
+            version=self.manifest.version,
+            suite=self.manifest.suite,
+            chunk_bytes=self.manifest.chunk_bytes,
+            header_sha256=self.header_sha256,
+            key=self._key(package_key, entry.id),
+        )
+        return AssetReader(sealed)
+
+    def _open_index(self, package_key: bytes | bytearray | memoryview, sealed: bytearray) -> bytearray:
+        chunk_bytes = self.manifest.chunk_bytes
         # The chunks' overhead follows from the plaintext's length, which is what is looked for.
         chunks = -(-len(sealed) // (chunk_bytes + TAG_BYTES))
         plain = bytearray(max(0, len(sealed) - chunks * TAG_BYTES))
         if sealed_size(len(plain), chunk_bytes) != len(sealed):
             raise PackageError(Code.PACKAGE_TAMPERED, "a sealed index of an impossible length")
-        cipher = stream_cipher(
-            suite=suite,
-            key=asset_key(package_key, INDEX_ID, suite, self.header_sha256),
-            header_sha256=self.header_sha256,
-            asset_id=INDEX_ID,
-        )
-        out = memoryview(plain)
-        for number in range(chunk_count(len(plain), chunk_bytes)):
-            at = number * chunk_bytes
-            sealed_at = number * (chunk_bytes + TAG_BYTES)
-            cipher.open_into(
-                number,
-                last=number == chunks - 1,
-                sealed=sealed[sealed_at : sealed_at + chunk_bytes + TAG_BYTES],
-                out=out[at : at + chunk_bytes],
-            )
+        whole = Entry(id=INDEX_ID, path="", bytes=len(plain), digest=b"", offset=0)
+        reader = self._reader(Positioned(io.BytesIO(sealed)), whole, package_key)
+        for chunk in range(chunks):
+            at = chunk * chunk_bytes
+            reader.open_chunk(chunk, memoryview(plain)[at : at + chunk_bytes])
         return plain
+
+    def _key(self, package_key: bytes | bytearray | memoryview, asset_id: int) -> bytes:
+        return asset_key(package_key, asset_id, self.manifest.suite, self.header_sha256)

@@ -7,10 +7,9 @@ import threading
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from glasshouse.package.assets import AssetReader
-from glasshouse.package.chunks import SealedAsset
+from glasshouse.package.content import granted_asset, open_stream
 from glasshouse.package.grant import Grant
-from glasshouse.package.streams import Positioned
+from glasshouse.package.streams import AssetReader, Positioned, SealedAsset
 from glasshouse.task.inputs import Buffer, ListedInputs
 from glasshouse.wire.canonical import Json
 
@@ -35,7 +34,7 @@ class GrantInputs(ListedInputs):
         self._recent: tuple[str, AssetReader] | None = None
 
     def open(self, name: str) -> BinaryIO:
-        return self._reader(name).stream()
+        return open_stream(self._reader(name))
 
     def read_into(self, name: str, destination: Buffer, offset: int) -> int:
         # The last reader is kept: neighbouring reads of one input open each chunk once.
@@ -49,7 +48,7 @@ class GrantInputs(ListedInputs):
 
     def sealed(self, name: str) -> SealedAsset:
         self.size(name)
-        return self._grant.sealed(self._package, name)
+        return granted_asset(self._grant, self._package, name)
 
     def close(self) -> None:
         """Wipe the plaintext held for neighbouring reads, and let go of keys and package."""
@@ -59,5 +58,4 @@ class GrantInputs(ListedInputs):
         self._file.close()
 
     def _reader(self, name: str) -> AssetReader:
-        self.size(name)
-        return self._grant.open(self._package, name)
+        return AssetReader(self.sealed(name))

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.task import laid_out, uncollected
+from glasshouse.task import uncollected
 from glasshouse.task.channel import Channel
 from glasshouse.task.deliveries import Deliveries
-from glasshouse.task.inputs import Buffer, Inputs
+from glasshouse.task.inputs import Buffer, Inputs, lay_out
 from glasshouse.task.result import decimal
 from glasshouse.wire.canonical import Json
 
@@ -161,7 +161,7 @@ class Task:
 
     def lay_out(self, names: Sequence[str], directory: Path) -> None:
         """Write some inputs as plain files under `directory`, by their names."""
-        laid_out.lay_out(self._inputs, names, directory)
+        lay_out(self._inputs, names, directory)
 
     @property
     def workspace(self) -> Path:
@@ -318,5 +318,5 @@ class Task:
         self._deliveries.deliver_files(
             (prefix + name, path)
             for prefix, folder in self._output_dirs.items()
-            for name, path in laid_out.regular_files(folder)
+            for name, path in uncollected.regular_files(folder)
         )

@@ -1,18 +1,22 @@
-"""Where inputs come from: what both legs answer, and the plain folder of the raw one."""
+"""Where inputs come from, in both legs: the plain folder of the raw one, and inputs laid out as plain files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import mmap
+import os
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeAlias
 
-from glasshouse.errors import Code, UsageError
+from glasshouse.errors import Code, PackageError, PlatformError, UsageError
 
-if TYPE_CHECKING:  # a raw run has no package, and does not load ciphers
-    from glasshouse.package.chunks import SealedAsset
+if TYPE_CHECKING:  # a raw run has no package
+    from glasshouse.package.streams import SealedAsset
 
 Buffer: TypeAlias = bytearray | memoryview
+
+_PIECE_BYTES = 32 << 20
 
 
 class Inputs(Protocol):
@@ -79,3 +83,48 @@ class FolderInputs(ListedInputs):
 
     def sealed(self, name: str) -> None:
         self.size(name)
+
+
+def lay_out(inputs: Inputs, names: Iterable[str], directory: Path) -> None:
+    """Open each named input straight into a mapped file under `directory`.
+
+    Raises:
+        PackageError: `package-path` for a name that leads out of the directory.
+        PlatformError: `out-of-memory` when the workspace is too small.
+    """
+    for name in names:
+        parts = PurePosixPath(name).parts
+        if name.startswith("/") or not parts or ".." in parts:
+            raise PackageError(Code.PACKAGE_PATH, "an input whose name leads out of the workspace")
+        target = directory.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write(inputs, name, target)
+
+
+def _write(inputs: Inputs, name: str, target: Path) -> None:
+    size = inputs.size(name)
+    descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        if not size:
+            return
+        _allocate(descriptor, size)
+        with mmap.mmap(descriptor, size) as mapped, memoryview(mapped) as view:
+            for start in range(0, size, _PIECE_BYTES):
+                inputs.read_into(name, view[start : start + _PIECE_BYTES], start)
+    finally:
+        os.close(descriptor)
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    # Storage is taken before it is mapped: running out of it while writing would end the process by SIGBUS.
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+        else:
+            os.ftruncate(descriptor, size)
+    except OSError as error:
+        raise PlatformError(
+            Code.OUT_OF_MEMORY,
+            f"the workspace has no room for an input of {size} bytes: {error.strerror}",
+            hint="rent a machine with more memory, or read the input through glasshouse.task instead of as a file",
+        ) from error

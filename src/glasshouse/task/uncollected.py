@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from glasshouse.task.laid_out import entries
-
 _PREFIX = "glasshouse: written outside of the output folders, and lost: "
 _MAX_NAMES = 20
 _MAX_NAME_CHARS = 200
@@ -108,3 +106,29 @@ def _files(workspace: Path) -> Iterator[tuple[str, tuple[int, int, int]]]:
             elif entry.is_file(follow_symlinks=False):
                 found = entry.stat(follow_symlinks=False)
                 yield name, (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def regular_files(directory: Path) -> Iterator[tuple[str, Path]]:
+    """Yield each regular file under `directory` with its relative name, in order; links are not followed."""
+    for name, entry in entries(directory):
+        if entry.is_file(follow_symlinks=False):
+            yield name, Path(entry.path)
+
+
+def entries(directory: Path) -> list[tuple[str, os.DirEntry[str]]]:
+    """Return everything under `directory` with its relative name, in order; links are not followed. Empty without it.
+
+    However deep: `Path.rglob` and `os.walk` call themselves for each level, and a script may nest as it likes.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
+    found, waiting = [], [""] if directory.is_dir() else []
+    while waiting:
+        below = waiting.pop()
+        with os.scandir(directory / below) as listed:
+            for entry in listed:
+                found.append((f"{below}{entry.name}", entry))
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{below}{entry.name}/")
+    return sorted(found, key=lambda one: one[0].split("/"))

@@ -10,8 +10,7 @@ import sys
 from blake3 import blake3
 
 from glasshouse.package.read import Package
-from glasshouse.package.sealer import Source
-from glasshouse.package.write import write
+from glasshouse.package.write import Source, write
 from glasshouse.wire.crypto import RecipientKey, SigningKey
 from glasshouse.wire.policy import Assurance, Floor, Profile
 

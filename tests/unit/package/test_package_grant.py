@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, PackageError
-from glasshouse.package.grant import LENGTH_BYTES, Grant, grant
+from glasshouse.package.content import granted_asset, open_stream, verify_content
+from glasshouse.package.grant import LENGTH_BYTES, Grant
 from glasshouse.package.layout import asset_key
-from glasshouse.package.streams import Positioned
+from glasshouse.package.streams import AssetReader, Positioned
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.crypto import Suite
 from simulators.package_world import FILES, KEY, fixed, seal, unlock
@@ -19,7 +20,7 @@ from simulators.package_world import FILES, KEY, fixed, seal, unlock
 def the_grant(suite: Suite = Suite.AES_256_GCM) -> tuple[bytes, Grant]:
     data, _ = seal(suite=suite)
     package, index = unlock(data)
-    return data, grant(package, KEY, index)
+    return data, package.grant(KEY, index)
 
 
 @pytest.mark.parametrize("suite", list(Suite))
@@ -30,7 +31,7 @@ def test_the_worker_opens_every_asset_with_what_it_finds_in_secret_memory(suite:
     found = Grant.parse(memory)
     assert found == made
     for path, content in FILES.items():
-        assert found.open(Positioned(io.BytesIO(data)), path).stream().read() == content
+        assert open_stream(AssetReader(granted_asset(found, Positioned(io.BytesIO(data)), path))).read() == content
 
 
 def test_a_grant_holds_neither_the_package_key_nor_the_indexs() -> None:
@@ -49,7 +50,7 @@ def test_a_grant_holds_neither_the_package_key_nor_the_indexs() -> None:
 def test_ranks_find_the_secret_of_their_group_beside_the_keys() -> None:
     data, alone = the_grant()
     package, index = unlock(data)
-    made = grant(package, KEY, index, group_secret=bytes(range(32)))
+    made = package.grant(KEY, index, group_secret=bytes(range(32)))
     assert Grant.parse(made.encode() + bytes(9)) == made
     assert made.group_secret == bytes(range(32))
     assert (alone.group_secret, b"group_secret" in alone.encode()) == (None, False)
@@ -73,7 +74,7 @@ def test_an_asset_that_was_not_granted_does_not_open() -> None:
     data, made = the_grant()
     less = replace(made, assets=made.assets[:1], keys=made.keys[:1])
     with pytest.raises(PackageError) as refusal:
-        less.open(Positioned(io.BytesIO(data)), "weights")
+        granted_asset(less, Positioned(io.BytesIO(data)), "weights")
     assert refusal.value.code is Code.ASSET_UNKNOWN
 
 
@@ -81,7 +82,7 @@ def test_one_assets_key_does_not_open_another() -> None:
     data, made = the_grant()
     crossed = replace(made, keys=made.keys[::-1])
     with pytest.raises(PackageError) as refusal:
-        crossed.open(Positioned(io.BytesIO(data)), "weights").verify()
+        verify_content(AssetReader(granted_asset(crossed, Positioned(io.BytesIO(data)), "weights")))
     assert refusal.value.code is Code.PACKAGE_TAMPERED
 
 

@@ -18,8 +18,9 @@ PROGRAM = """
 import io, json, sys
 from pathlib import Path
 from glasshouse.package.grant import Grant
-from glasshouse.package.safetensors import tensor_spans
-from glasshouse.package.streams import Positioned
+from glasshouse.task.tensors import tensor_spans
+from glasshouse.package.content import granted_asset
+from glasshouse.package.streams import AssetReader, Positioned
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -35,11 +36,11 @@ if mode == "bytes":
     size = grant.assets[0].bytes
     destination = bytearray(b"\\x01") * size
     before = settle()
-    with grant.open(package, "w") as reader:
+    with AssetReader(granted_asset(grant, package, "w")) as reader:
         assert reader.read_into(0, destination) == size
 else:
     import torch
-    reader = grant.open(package, "w")
+    reader = AssetReader(granted_asset(grant, package, "w"))
     spans = tensor_spans(reader)
     tensors = {span.name: torch.ones(span.shape, dtype=torch.bfloat16) for span in spans}
     before = settle()
@@ -51,13 +52,12 @@ print(json.dumps(peak() - before))
 
 
 def extra_memory(mode: str, folder: Path, content: bytes) -> int:
-    from glasshouse.package.grant import grant
     from simulators.package_world import KEY, unlock
 
     data, _ = seal({"w": content}, chunk_bytes=1 << 20)
     package, index = unlock(data)
     (folder / "p.sealed").write_bytes(data)
-    (folder / "grant").write_bytes(grant(package, KEY, index).encode())
+    (folder / "grant").write_bytes(package.grant(KEY, index).encode())
     arguments = [sys.executable, "-c", PROGRAM, mode, str(folder / "p.sealed"), str(folder / "grant")]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     return int(json.loads(done.stdout))
@@ -81,7 +81,7 @@ def test_sealing_takes_five_chunks_whatever_the_size() -> None:
     import io
     import tracemalloc
 
-    from glasshouse.package.sealer import Source
+    from glasshouse.package.write import Source
 
     class Zeros(io.RawIOBase):
         def __init__(self, size: int) -> None:

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PackageError
-from glasshouse.package import assets
-from glasshouse.package.grant import grant
-from glasshouse.package.index import find
+from glasshouse.package import streams
+from glasshouse.package.content import find, granted_asset, open_stream, verify_content
 from glasshouse.package.layout import HEADER_BYTES, Header
 from glasshouse.package.read import Package
-from glasshouse.package.streams import Positioned
+from glasshouse.package.streams import AssetReader, Positioned
 from glasshouse.wire.crypto import Suite
 from simulators.package_world import CHUNK, FILES, KEY, OWNER, STRANGER, fixed, reader, seal, unlock
 
@@ -31,7 +30,7 @@ def code_of(data: bytes, key: bytes = KEY) -> Code | None:
     try:
         package, index = unlock(data, key)
         for entry in index.assets:
-            package.asset(entry, key).verify()
+            verify_content(package.asset(entry, key))
     except GlasshouseError as error:
         return error.code
     return None
@@ -63,9 +62,9 @@ def test_the_end_of_an_asset_is_not_an_error() -> None:
 def test_an_empty_asset_is_there_and_is_checked() -> None:
     data, _ = seal()
     with reader(data, "data/empty") as asset:
-        asset.verify()
+        verify_content(asset)
         assert asset.read_into(0, bytearray(5)) == 0
-        assert asset.stream().read() == b""
+        assert open_stream(asset).read() == b""
 
 
 def test_every_kind_of_memory_is_a_destination() -> None:
@@ -125,7 +124,7 @@ def test_a_wrong_key_never_reaches_a_cipher(monkeypatch: pytest.MonkeyPatch) -> 
     def forbidden(**_: object) -> None:
         raise AssertionError("a cipher was made before the commitment was checked")
 
-    monkeypatch.setattr("glasshouse.package.read.stream_cipher", forbidden)
+    monkeypatch.setattr("glasshouse.package.streams.stream_cipher", forbidden)
     for wrong in (fixed("wrong", 32), b"", KEY + b"\x00"):
         with pytest.raises(PackageError) as refusal:
             package.unlock(wrong)
@@ -199,12 +198,12 @@ def test_a_file_changed_under_the_reader_is_tampered(tmp_path: Path) -> None:
         package = Package.open(stream)
         index = package.unlock(KEY)
         asset = package.asset(find(index.assets, "weights"), KEY)
-        asset.verify()
+        verify_content(asset)
         with path.open("r+b") as host:
             host.seek(find(index.assets, "weights").offset + 5)
             host.write(b"changed")
         with pytest.raises(PackageError) as refusal:
-            asset.verify()
+            verify_content(asset)
         assert refusal.value.code is Code.PACKAGE_TAMPERED
 
 
@@ -239,7 +238,7 @@ def test_closing_wipes_the_plaintext_that_the_reader_holds() -> None:
 
 
 def test_the_file_object_seeks_and_reads_like_a_file() -> None:
-    with reader(seal()[0], "data/records").stream() as stream:
+    with open_stream(reader(seal()[0], "data/records")) as stream:
         assert stream.seekable()
         assert stream.readable()
         assert stream.read(10) == RECORDS[:10]
@@ -254,7 +253,7 @@ def test_the_file_object_seeks_and_reads_like_a_file() -> None:
 
 def test_lines_are_read_across_chunks() -> None:
     lines = [f"record {number} {'x' * (number % 90)}\n" for number in range(500)]
-    with reader(seal({"x": "".join(lines).encode()})[0], "x").stream() as stream:
+    with open_stream(reader(seal({"x": "".join(lines).encode()})[0], "x")) as stream:
         assert list(io.TextIOWrapper(stream)) == lines
 
 
@@ -262,8 +261,8 @@ def test_a_digest_that_the_index_does_not_know_is_found_by_a_full_read() -> None
     data, _ = seal()
     package, index = unlock(data)
     asset = package.asset(find(index.assets, "weights"), KEY)
-    object.__setattr__(asset._asset.entry, "digest", bytes(32))
-    for check in (asset.verify, lambda: asset.copy_to(io.BytesIO())):
+    object.__setattr__(asset.asset.entry, "digest", bytes(32))
+    for check in (lambda: verify_content(asset), lambda: verify_content(asset, io.BytesIO())):
         with pytest.raises(PackageError) as refusal:
             check()
         assert refusal.value.code is Code.ASSET_DIGEST
@@ -287,7 +286,7 @@ def test_several_threads_share_a_reader_and_a_file(tmp_path: Path) -> None:
         package = Package.open(stream)
         index = package.unlock(KEY)
         shared = package.asset(index.assets[0], KEY)
-        own = [grant(package, KEY, index).open(Positioned(stream), "x") for _ in range(2)]
+        own = [AssetReader(granted_asset(package.grant(KEY, index), Positioned(stream), "x")) for _ in range(2)]
         threads = [
             threading.Thread(target=work, args=(asset, seed)) for seed, asset in enumerate([shared, shared, *own])
         ]
@@ -305,7 +304,7 @@ def test_a_wrapper_whose_descriptor_is_of_other_bytes_is_read_through_the_wrappe
     with gzip.open(path, "rb") as stream:
         package = Package.open(stream)  # type: ignore[arg-type]
         index = package.unlock(KEY)
-        package.asset(find(index.assets, "data/records"), KEY).verify()
+        verify_content(package.asset(find(index.assets, "data/records"), KEY))
 
 
 def test_sealed_bytes_are_never_mapped(tmp_path: Path) -> None:
@@ -315,10 +314,10 @@ def test_sealed_bytes_are_never_mapped(tmp_path: Path) -> None:
     with path.open("rb") as stream:
         package = Package.open(stream)
         asset = package.asset(find(package.unlock(KEY).assets, "weights"), KEY)
-        asset.verify()
+        verify_content(asset)
         mapped = Path("/proc/self/maps").read_text() if Path("/proc/self/maps").exists() else ""
         assert str(path) not in mapped
-    assert not hasattr(assets, "mmap")
+    assert not hasattr(streams, "mmap")
 
 
 def test_the_header_has_one_encoding() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, PackageError, UsageError
-from glasshouse.package import sealer
+from glasshouse.package import write as writing
+from glasshouse.package.content import open_stream, verify_content
 from glasshouse.package.manifest import Manifest, parse_signed
-from glasshouse.package.sealer import Source
-from glasshouse.package.write import write
+from glasshouse.package.write import Source, write
 from glasshouse.wire.crypto import Suite
 from simulators.package_world import (
     BACKUP,
@@ -44,8 +44,8 @@ def test_what_was_sealed_is_what_is_opened(suite: Suite) -> None:
     assert [entry.path for entry in index.assets] == sorted(FILES)
     for path, content in FILES.items():
         with reader(data, path) as asset:
-            asset.verify()
-            assert asset.stream().read() == content
+            verify_content(asset)
+            assert open_stream(asset).read() == content
 
 
 def test_the_order_of_the_sources_does_not_show() -> None:
@@ -65,21 +65,21 @@ def test_nothing_of_the_inside_shows_outside() -> None:
 
 
 def test_a_large_asset_goes_through_the_second_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealer, "_cores", lambda: 2)
+    monkeypatch.setattr(writing, "_cores", lambda: 2)
     names: set[str] = set()
-    real = sealer.write_all
+    real = writing._Pipeline._seal
 
-    def watching(out: Any, data: memoryview) -> None:
+    def watching(pipeline: Any, chunk: Any) -> None:
         names.add(threading.current_thread().name)
-        real(out, data)
+        real(pipeline, chunk)
 
-    monkeypatch.setattr(sealer, "write_all", watching)
+    monkeypatch.setattr(writing._Pipeline, "_seal", watching)
     files = {"large": fixed("large", 5 * (1 << 17) + 11), "small": b"x", "second": fixed("second", 1 << 17)}
     data, _ = seal(files, chunk_bytes=1 << 17)
     assert names
     assert threading.main_thread().name not in names
     for path, content in files.items():
-        assert reader(data, path).stream().read() == content
+        assert open_stream(reader(data, path)).read() == content
 
 
 def test_progress_ends_at_the_total() -> None:
@@ -209,8 +209,8 @@ def test_a_recipient_whose_key_is_no_key_is_refused_before_the_training_not_afte
 
 def test_the_plaintext_buffers_are_wiped_even_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     wiped: list[memoryview] = []
-    real = sealer.zero
-    monkeypatch.setattr(sealer, "zero", lambda view: (real(view), wiped.append(view)))
+    real = writing.zero
+    monkeypatch.setattr(writing, "zero", lambda view: (real(view), wiped.append(view)))
     lying = Source(path="x", bytes=3 * CHUNK, open=lambda: io.BytesIO(b"s" * (2 * CHUNK)))
     with pytest.raises(PackageError):
         seal(sources=[lying])

@@ -14,9 +14,10 @@ import pytest
 from glasshouse.custodian.exchange import Opened
 from glasshouse.custodian.residue_patterns import PatternKind, ResiduePatterns
 from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError, PeerError
+from glasshouse.package.content import granted_asset
 from glasshouse.package.grant import Grant
 from glasshouse.package.limits import OutputLimits
-from glasshouse.package.streams import Positioned
+from glasshouse.package.streams import AssetReader, Positioned
 from glasshouse.runtime.keys.custodian import PROGRAM, Custodian, Regions
 from glasshouse.runtime.loop import Loop
 from glasshouse.wire.crypto import hpke_seal
@@ -96,7 +97,7 @@ def test_the_worker_gets_the_asset_keys_and_nothing_else(bench: Bench) -> None:
     assert bench.open() == Opened(assets=3, patterns=3 + 1 + 3 + 3, max_outputs=256, max_output_bytes=64 << 30)
     granted = Grant.parse(bench.regions.grant.view)
     assert granted.job == {"entry": "train.py"}
-    with granted.open(Positioned(bench.stream), "data.bin") as reader:
+    with AssetReader(granted_asset(granted, Positioned(bench.stream), "data.bin")) as reader:
         found = bytearray(200_000)
         reader.read_into(0, found)
     assert found == FILES["data.bin"]

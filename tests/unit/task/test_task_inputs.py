@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save
 
 from glasshouse.errors import Code, FormatError, PackageError, PlatformError, UsageError
-from glasshouse.task import laid_out
 from glasshouse.task.granted import GrantInputs
-from glasshouse.task.inputs import FolderInputs, Inputs
+from glasshouse.task.inputs import FolderInputs, Inputs, lay_out
 from glasshouse.task.tensors import load
+from glasshouse.task.uncollected import regular_files
 from tools.fake_agent import memory_file, sealed_package
 
 LARGE = os.urandom((1 << 20) + 12345)
@@ -128,9 +128,9 @@ def test_the_grant_brings_the_parameters() -> None:
 
 
 def test_files_are_laid_out_as_they_were(inputs: Inputs, tmp_path: Path) -> None:
-    laid_out.lay_out(inputs, inputs.names, tmp_path / "out")
-    assert dict(laid_out.regular_files(tmp_path / "out")).keys() == FILES.keys()
-    for name, path in laid_out.regular_files(tmp_path / "out"):
+    lay_out(inputs, inputs.names, tmp_path / "out")
+    assert dict(regular_files(tmp_path / "out")).keys() == FILES.keys()
+    for name, path in regular_files(tmp_path / "out"):
         assert path.read_bytes() == FILES[name]
         assert path.stat().st_mode & 0o777 == 0o600
 
@@ -145,7 +145,7 @@ class Hostile(FolderInputs):
 @pytest.mark.parametrize("name", ["../up", "/abs", "a/../../b", ""])
 def test_a_name_that_leads_out_of_the_workspace_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(PackageError) as refused:
-        laid_out.lay_out(Hostile(tmp_path), [name], tmp_path / "inside")
+        lay_out(Hostile(tmp_path), [name], tmp_path / "inside")
     assert refused.value.code is Code.PACKAGE_PATH
 
 
@@ -157,11 +157,11 @@ def test_a_workspace_that_is_too_small_is_out_of_memory_and_no_crash(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(PlatformError) as refused:
-        laid_out.lay_out(inputs, ["folder/large.bin"], tmp_path / "out")
+        lay_out(inputs, ["folder/large.bin"], tmp_path / "out")
     assert refused.value.code is Code.OUT_OF_MEMORY
 
 
 def test_files_already_there_are_not_overwritten(inputs: Inputs, tmp_path: Path) -> None:
     (tmp_path / "empty").symlink_to("/etc/hostname")
     with pytest.raises(FileExistsError):
-        laid_out.lay_out(inputs, ["empty"], tmp_path)
+        lay_out(inputs, ["empty"], tmp_path)

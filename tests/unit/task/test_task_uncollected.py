@@ -9,8 +9,7 @@ import pytest
 
 from glasshouse.runtime.worker import tree_removal
 from glasshouse.task import uncollected
-from glasshouse.task.laid_out import regular_files
-from glasshouse.task.uncollected import Uncollected
+from glasshouse.task.uncollected import Uncollected, regular_files
 
 
 def test_a_line_says_what_was_found() -> None:

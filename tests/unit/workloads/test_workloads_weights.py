@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ pytest.importorskip("triton")
 
 from glasshouse.collectives.kernels.cipher import Cipher
 from glasshouse.errors import Code, PackageError, UsageError
-from glasshouse.package.assets import AssetReader
-from glasshouse.package.chunks import SealedAsset
+from glasshouse.package.index import INDEX_ID
+from glasshouse.package.streams import AssetReader, SealedAsset
 from glasshouse.task.granted import GrantInputs
 from glasshouse.task.tensors import load
 from glasshouse.wire.crypto import Suite
@@ -68,8 +67,11 @@ def granted(*, suite: Suite = Suite.CHACHA20_POLY1305, flip: int | None = None) 
 
 @pytest.fixture
 def no_host_plaintext(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*_: Any, **__: Any) -> None:
-        raise AssertionError("a chunk was opened in host memory")
+    real = AssetReader._open
+
+    def forbidden(reader: AssetReader, index: int, out: memoryview) -> None:
+        assert reader.asset.entry.id == INDEX_ID, "a chunk was opened in host memory"
+        real(reader, index, out)
 
     monkeypatch.setattr(AssetReader, "_open", forbidden)
 
@@ -112,7 +114,9 @@ def test_a_changed_chunk_zeroes_every_tensor_and_is_named(cipher: Cipher) -> Non
 def test_chunks_are_not_taken_for_one_another(cipher: Cipher, monkeypatch: pytest.MonkeyPatch) -> None:
     original = SealedAsset.read_sealed
     monkeypatch.setattr(
-        SealedAsset, "read_sealed", lambda self, chunk, out: original(self, 1 if chunk == 0 else chunk, out)
+        SealedAsset,
+        "read_sealed",
+        lambda self, chunk, out: original(self, 1 if self.entry.id != INDEX_ID and chunk == 0 else chunk, out),
     )
     with granted() as inputs, pytest.raises(PackageError) as refused:
         load(inputs, "base/model.safetensors", torch, opener=DeviceOpener(cipher))

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.files import open_regular
 from glasshouse.jobs.owner.installation import install_command
-from glasshouse.package.sealer import Source
+from glasshouse.package.write import Source
 from glasshouse.wire.canonical import Json
 
 _PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")

@@ -22,7 +22,7 @@ from glasshouse.jobs.owner.files import descend, open_regular
 from glasshouse.jobs.owner.home import PROJECT
 from glasshouse.package.layout import MAGIC
 from glasshouse.package.paths import check_path
-from glasshouse.package.sealer import Source
+from glasshouse.package.write import Source
 from glasshouse.wire import own_state
 
 _MAX_FILES = 65536

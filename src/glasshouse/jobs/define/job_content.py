@@ -10,7 +10,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.define.hub import is_hub_id, pack_model
 from glasshouse.jobs.define.input_files import Gathered, gather
 from glasshouse.jobs.define.jobfile import Job
-from glasshouse.package.sealer import Source
+from glasshouse.package.write import Source
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads.builtin.script import ScriptParams
 from glasshouse.workloads.builtin.script_files import parsed_source, pickle_hints

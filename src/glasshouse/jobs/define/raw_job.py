@@ -25,6 +25,7 @@ from glasshouse.jobs.owner.files import private_folder, write_private
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.package.content import verify_content
 from glasshouse.package.read import Package
 from glasshouse.wire.canonical import Json
 
@@ -87,7 +88,7 @@ def of_package(path: Path, *, home: Home, identity: Identity) -> Plain:
     def lay(folder: Path) -> None:
         with stream:
             for entry in index.assets:
-                _put(folder, entry.path, package.asset(entry, key).copy_to)
+                _put(folder, entry.path, partial(verify_content, package.asset(entry, key)))
 
     return Plain(workload=manifest.workload, params=index.job, lay=lay)
 

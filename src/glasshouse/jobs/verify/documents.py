@@ -20,6 +20,7 @@ from glasshouse.jobs.verify.owner_verdicts import AnyVerdict, ArtifactVerdict, P
 from glasshouse.jobs.verify.receipt_chain import walk
 from glasshouse.jobs.verify.run_files import LOGS, verify_log_in, why_unreadable
 from glasshouse.jobs.verify.verdict import Verdict
+from glasshouse.package.content import verify_content
 from glasshouse.package.read import Package
 from glasshouse.wire.crypto import key_id
 from glasshouse.wire.dsse import Envelope
@@ -91,7 +92,7 @@ def verify_package(
             )
         index = package.unlock(package_key)
         for entry in index.assets:
-            package.asset(entry, package_key).verify()
+            verify_content(package.asset(entry, package_key))
         assets, content_bytes = len(index.assets), sum(entry.bytes for entry in index.assets)
     return PackageVerdict(
         package_id=manifest.package_id,

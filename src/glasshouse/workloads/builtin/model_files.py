@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.package.safetensors import tensor_spans
+from glasshouse.task.tensors import tensor_spans
 from glasshouse.workloads.builtin import instructions
 from glasshouse.workloads.job_keys import job_invalid
 from glasshouse.workloads.params import PlainFile

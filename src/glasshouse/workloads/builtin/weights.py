@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from glasshouse.package.chunks import SealedAsset
-from glasshouse.package.streams import as_bytes
+from glasshouse.errors import Code, PackageError
+from glasshouse.package.streams import SealedAsset, as_bytes
 from glasshouse.task.tensors import Opener, Places
 from glasshouse.wire.crypto import TAG_BYTES, Suite
 from glasshouse.workloads.builtin.training import log
@@ -184,7 +184,10 @@ class _Run:
         slot.verdicts = None
         for index, authentic in enumerate(verdicts.wait()):
             if not authentic:
-                raise self._sealed.refused(first + index)
+                raise PackageError(
+                    Code.PACKAGE_TAMPERED,
+                    f"chunk {first + index} is not what was sealed: changed, moved, cut or of another key",
+                )
 
 
 class _Window:

@@ -66,8 +66,8 @@ def _report(channel: RankChannel, outcome: Result | BaseException) -> int:
 def _run(channel: RankChannel) -> Result:
     from pathlib import Path
 
+    from glasshouse.task import install
     from glasshouse.task.handle import Task
-    from glasshouse.task.session import install
     from glasshouse.workloads.builtin import script
     from glasshouse.workloads.process import allocator, bytecode
     from glasshouse.workloads.process.job_control import JobControl

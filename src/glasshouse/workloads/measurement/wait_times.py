@@ -13,7 +13,7 @@ from glasshouse.task.channel import Channel, Message
 from glasshouse.task.inputs import Buffer, Inputs
 
 if TYPE_CHECKING:
-    from glasshouse.package.chunks import SealedAsset
+    from glasshouse.package.streams import SealedAsset
 
 
 class WaitTimes:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, RunError
+from glasshouse.task import install
 from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
-from glasshouse.task.session import install
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.group import MAX_MACHINES
 from glasshouse.wire.policy import SCRIPT
