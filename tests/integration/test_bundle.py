@@ -84,7 +84,7 @@ def test_the_same_installation_gives_the_same_bytes(bundle: Path, tmp_path: Path
     assert not [
         name for name in names if name.endswith((".pth", ".pyc", "RECORD", "direct_url.json")) or "bin/" in name
     ]
-    for wanted in ("glasshouse/runtime/agent.py", "glasshouse_train-0.1.0.dist-info/entry_points.txt"):
+    for wanted in ("glasshouse/runtime/__main__.py", "glasshouse_train-0.1.0.dist-info/entry_points.txt"):
         assert f"site-packages/{wanted}" in names
 
 

@@ -121,7 +121,7 @@ PATCHED = """
 import sys
 # Behind the first site directory, before what that adds: in front of it the measurement is refused.
 sys.path.insert(1 + next(n for n, path in enumerate(sys.path) if path.endswith("-packages")), {folder!r})
-from glasshouse.runtime.agent import main
+from glasshouse.runtime.__main__ import main
 sys.exit(main(sys.argv[1:], sys.stdin.buffer))
 """
 

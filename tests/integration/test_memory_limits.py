@@ -41,7 +41,7 @@ def group() -> Iterator[Path]:
     place.rmdir()
 
 
-RUN = "import sys; from glasshouse.runtime.agent import main; sys.exit(main(sys.argv[1:], sys.stdin.buffer))"
+RUN = "import sys; from glasshouse.runtime.__main__ import main; sys.exit(main(sys.argv[1:], sys.stdin.buffer))"
 FILL_WORKSPACE = """
 piece = bytes(1 << 20)
 with open("filled", "wb") as file:

@@ -31,7 +31,7 @@ from tools.scanner import Report, scan
 
 CANARY = b"canary-" + secrets.token_hex(16).encode()
 # Of the agent's modules: those of some runs alone, and the two before its first line, for which this test has others.
-RARE = {"__main__", "loopback", "measured_imports", "relay", "tree_removal"}
+RARE = {"__main__", "loopback", "relay", "tree_removal"}
 PROGRAM = str(Path(__file__).parents[1] / "tools" / "agent_with_known_key.py")
 
 # Reads every input, holds the plaintext, saves "weights" in the middle of its work, prints the canary.

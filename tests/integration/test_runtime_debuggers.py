@@ -57,9 +57,9 @@ runpy.run_module("glasshouse.runtime", run_name="__main__", alter_sys=True)
 COUNTED = """
 import os, runpy
 from glasshouse.runtime.worker import sandbox
-from glasshouse.runtime.watchdog import heartbeat
+from glasshouse.runtime.run import interrupts
 from glasshouse.runtime.worker import worker_session
-heartbeat.Heartbeat._look = lambda self: None
+interrupts.Heartbeat._look = lambda self: None
 told = []
 def noted(kind, name):
     real = getattr(kind, name)

@@ -210,7 +210,7 @@ from glasshouse.runtime.confine.shown_search import Look
 from glasshouse.runtime.worker.shown_paths import default_read_paths
 look = Look.start(default_read_paths())
 os.kill(look._pid, signal.SIGKILL)
-from glasshouse.runtime.agent import main
+from glasshouse.runtime.__main__ import main
 sys.exit(main(sys.argv[1:], sys.stdin.buffer, look=look))
 """
     agent = world().start(program=("-c", killed))
@@ -223,7 +223,7 @@ sys.exit(main(sys.argv[1:], sys.stdin.buffer, look=look))
 def test_a_command_line_that_is_none(tmp_path: Path, arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     import io
 
-    from glasshouse.runtime.agent import main
+    from glasshouse.runtime.__main__ import main
 
     assert main(arguments, io.BytesIO()) == ExitCode.USAGE
     assert "usage: python -I -B" in capfd.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from glasshouse.runtime.agent import main
+from glasshouse.runtime.__main__ import main
 
 if __name__ == "__main__":
     custodian = Path(__file__).with_name("custodian_with_known_key.py")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from glasshouse.runtime.agent import main
-from glasshouse.runtime.kernel import CLONE_NEWNET, Kernel, KernelError
+from glasshouse.runtime.__main__ import main
+from glasshouse.runtime.kernel import CLONE_NEWNET, Kernel
+from glasshouse.runtime.syscalls import KernelError
 from glasshouse.runtime.worker import sandbox
 from tools.sandboxed import forking
 

@@ -15,7 +15,8 @@ import sys
 
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import mounts, seccomp
-from glasshouse.runtime.kernel import REAL, KernelError
+from glasshouse.runtime.kernel import REAL
+from glasshouse.runtime.syscalls import KernelError
 
 # CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, NET_RAW, SYS_CHROOT, MKNOD,
 # AUDIT_WRITE, SETFCAP
@@ -47,14 +48,14 @@ def confine() -> None:
     for number in POLICIES[REAL.machine]:
         refusing._code += [(seccomp._JEQ, 0, 1, number), seccomp._answer(errno.EPERM)]
     refusing.clone()
-    seccomp.install(REAL, refusing.program())
+    REAL.seccomp(refusing.program())
 
 
 def small_shared_memory(size: str) -> None:
     """Mount a fresh /dev/shm, which this process and its own alone see."""
     REAL.unshare(linux.CLONE_NEWNS)
     REAL.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
-    for place in mounts.MountTable.read(REAL).places("tmpfs"):
+    for place in mounts.MountTable.read(REAL.read).places("tmpfs"):
         if place != "/tmp" and not place.startswith(("/dev/", "/proc/", "/sys/")):
             REAL.mount("none", place, None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY)
     REAL.mount("shm", "/dev/shm", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, f"mode=1777,size={size}")

@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from glasshouse.runtime.keys.secret_memory import SecretMemory
-from glasshouse.runtime.run import checks
+from glasshouse.runtime.run import checks, start_processes
 from glasshouse.runtime.watchdog import watchdog
 from tools.sandboxed import specification, start
 
@@ -19,7 +19,7 @@ NOT_DUMPABLE = "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)"
 
 def main() -> None:
     dumpable = "dumpable-worker" in sys.argv
-    notes = checks.harden_agent()
+    notes = start_processes.harden_agent()
     watcher = watchdog.start()
     secret = SecretMemory(4096)
     worker = start(specification(WORKER.format(dumpable="pass" if dumpable else NOT_DUMPABLE)))
@@ -28,7 +28,7 @@ def main() -> None:
         worker_stdout.read(3)
         if "unwatched" not in sys.argv:
             watcher.watch(worker.pid or 0)
-        notes += checks.seal_agent()
+        notes += start_processes.seal_agent()
         answer = {
             "agent": checks.observe_agent(watchdog=watcher, secret=secret),
             "worker": checks.observe_worker(worker, watchdog=watcher, secret=secret),

@@ -8,7 +8,8 @@ import pytest
 
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import seccomp
-from glasshouse.runtime.kernel import REAL, Kernel, KernelError
+from glasshouse.runtime.kernel import REAL, Kernel
+from glasshouse.runtime.syscalls import KernelError
 from tools.forked import in_child
 
 CAP_SYS_PTRACE = 19
@@ -74,7 +75,7 @@ class WithoutSecretMemory(Kernel):
 class WithoutSeccomp(Kernel):
     """A kernel built without system call filters."""
 
-    def seccomp(self, program: bytes, flags: int) -> None:
+    def seccomp(self, program: bytes, flags: int = 0) -> None:
         raise KernelError("seccomp", 22)
 
 

@@ -13,9 +13,11 @@ import ctypes
 import errno
 import mmap
 import os
+import resource
 import time
 
 from glasshouse.runtime import syscalls
+from glasshouse.runtime.syscalls import KernelError
 
 PR_SET_PDEATHSIG = 1
 PR_GET_DUMPABLE = 3
@@ -31,6 +33,8 @@ CAP_DAC_OVERRIDE, CAP_IPC_LOCK, CAP_SYS_ADMIN = 1, 14, 21
 
 MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT = 1, 2, 4
 MADV_DONTDUMP = 16
+# Below this, a process whose every page is locked would run out of memory in the middle of its work.
+_LEAST_LOCKABLE_BYTES = 1 << 30
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -50,23 +54,15 @@ _AT_RECURSIVE = 0x8000
 _AT_EMPTY_PATH = 0x1000
 _OPEN_TREE_CLONE = 1
 _SECCOMP_SET_MODE_FILTER = 1
+# Without the second, kernels before 5.16 switch on a speculation mitigation that slows training and protects only
+# code that runs untrusted code in its own process.
+SECCOMP_TSYNC, SECCOMP_SPEC_ALLOW = 1, 4
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 # Root's uid gives no capability on exec, and this cannot be taken back: NOROOT and its lock.
 _SECUREBITS = 0b11
-
-
-class KernelError(OSError):
-    """The kernel refused a call: `errno` is how, `operation` what."""
-
-    def __init__(self, operation: str, number: int) -> None:
-        super().__init__(number, os.strerror(number))
-        self.operation = operation
-
-    def __str__(self) -> str:
-        return f"{self.operation}: {self.strerror}"
 
 
 class _Iovec(ctypes.Structure):
@@ -141,8 +137,8 @@ class Kernel:
         """Return the address of the first occurrence, or None. Not a system call; libc's search copies nothing."""
         return self._memmem(haystack, length, needle, needle_length)  # type: ignore[no-any-return]
 
-    def seccomp(self, program: bytes, flags: int) -> None:
-        """Install a BPF filter (8 bytes an instruction) for this process and all its children, for good."""
+    def seccomp(self, program: bytes, flags: int = SECCOMP_TSYNC | SECCOMP_SPEC_ALLOW) -> None:
+        """Install a BPF filter (8 bytes an instruction) in every thread, for good; needs no_new_privs."""
         description = _FilterProgram(len(program) // 8, program)
         self.call("seccomp", _SECCOMP_SET_MODE_FILTER, flags, ctypes.addressof(description))
 
@@ -179,6 +175,11 @@ class Kernel:
     def capable(self, capability: int) -> bool:
         """Return whether this process has a capability in effect."""
         return bool(self._capabilities(b"CapEff:") >> capability & 1)
+
+    def may_lock(self, limit: int | None = None) -> bool:
+        """Return whether this process may lock as much memory as it needs; by default within its soft limit."""
+        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if limit is None else limit
+        return limit == resource.RLIM_INFINITY or limit >= _LEAST_LOCKABLE_BYTES or self.capable(CAP_IPC_LOCK)
 
     def _capabilities(self, which: bytes) -> int:
         lines = self.read("/proc/self/status").splitlines()

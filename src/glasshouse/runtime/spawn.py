@@ -1,12 +1,21 @@
-"""Starts a program with chosen descriptors, and none other of this process that is closed on exec."""
+"""Starts a program with chosen descriptors, and none other of this process; and what its environment may hold."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 _FIRST_SPARE_FD = 16
+# Environment variables that make the loader take other libraries.
+# LD_LIBRARY_PATH is not among them: driver images set it; what it led to is seen in the mappings.
+PRELOADING = ("GCONV_PATH", "LD_AUDIT", "LD_PRELOAD", "LD_PROFILE")
+# Those that make programs print more than they should.
+DEBUGGING = (
+    "GLIBC_TUNABLES", "LD_DEBUG", "LD_DEBUG_OUTPUT", "MALLOC_CHECK_", "MALLOC_PERTURB_", "MALLOC_TRACE",
+    "PYTHONBREAKPOINT", "PYTHONDEBUG", "PYTHONDUMPREFS", "PYTHONFAULTHANDLER", "PYTHONINSPECT",
+    "PYTHONMALLOCSTATS", "PYTHONSTARTUP", "PYTHONTRACEMALLOC", "PYTHONVERBOSE", "SSLKEYLOGFILE",
+)  # fmt: skip
 
 
 def library_path() -> dict[str, str]:
@@ -15,6 +24,17 @@ def library_path() -> dict[str, str]:
     places = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     kept = [place for place in places if place.startswith("/usr/") and os.path.normpath(place) == place.rstrip("/")]
     return {"LD_LIBRARY_PATH": ":".join(kept)} if kept else {}
+
+
+def foreign_libraries(read: Callable[[str], bytes], names: list[str]) -> list[str]:
+    """Return what would load foreign code into a process started with these environment variables."""
+    found = [] if set(PRELOADING).isdisjoint(names) else ["preloading"]
+    try:
+        if read("/etc/ld.so.preload").strip():
+            found.append("ld.so.preload")
+    except OSError:
+        pass
+    return found
 
 
 def spawn(

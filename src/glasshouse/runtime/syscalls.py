@@ -6,6 +6,8 @@ that the runtime makes or refuses are listed.
 
 from __future__ import annotations
 
+import os
+
 ARCHITECTURES = ("x86_64", "aarch64")
 
 # The last call when the filters were written (mseal). What the kernel adds later is refused.
@@ -207,6 +209,17 @@ LASTING = (
     "mq_open", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "semctl", "semget", "semop", "semtimedop", "shmat",
     "shmctl", "shmget",
 )  # fmt: skip
+
+
+class KernelError(OSError):
+    """The kernel refused a call: `errno` is how, `operation` what."""
+
+    def __init__(self, operation: str, number: int) -> None:
+        super().__init__(number, os.strerror(number))
+        self.operation = operation
+
+    def __str__(self) -> str:
+        return f"{self.operation}: {self.strerror}"
 
 
 def number(name: str, machine: str) -> int | None:

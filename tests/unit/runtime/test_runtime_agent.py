@@ -89,7 +89,6 @@ def test_how_an_error_ends_a_run(error: Exception, outcome: Outcome, code: Code,
 
 
 def test_an_end_before_there_was_a_launch_is_a_matter_of_usage() -> None:
-    assert Ending(outcome=Outcome.FAILED, code=Code.SCHEMA, began=False).exit_code == ExitCode.USAGE
     assert Ending(outcome=Outcome.COMPLETED).exit_code == ExitCode.DONE
     assert Ending(outcome=Outcome.RESIDUE, code=Code.RESIDUE_FOUND).exit_code == ExitCode.RESIDUE
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from glasshouse.runtime.confine import memory_limits
 from glasshouse.runtime.confine.memory_limits import available_bytes, ends_together
 from glasshouse.runtime.run import start_processes
 from tools.forked import in_child
@@ -69,7 +70,7 @@ def test_a_full_group_has_nothing_left_and_the_workspace_its_least(
     root = machine(tmp_path, cgroup="0::/\n", mounts=[MOUNT_V2])
     v2(tmp_path, "/sys/fs/cgroup", GIB, GIB + MIB)
     assert available_bytes(root) == 0
-    monkeypatch.setattr(start_processes, "available_bytes", lambda: available_bytes(root))
+    monkeypatch.setattr(memory_limits, "available_bytes", lambda: available_bytes(root))
     assert start_processes._workspace_bytes() == 64 * MIB
 
 

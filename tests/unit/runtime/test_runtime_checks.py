@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 
 from glasshouse.attestation.claims import CHECKS, CheckResult
-from glasshouse.runtime.confine import core_dumps, memory_limits
-from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, REAL, Kernel, KernelError
+from glasshouse.runtime.confine import core_dumps
+from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, REAL, SECCOMP_SPEC_ALLOW, Kernel
 from glasshouse.runtime.keys.secret_memory import SecretMemory
-from glasshouse.runtime.run import checks
+from glasshouse.runtime.run import checks, start_processes
+from glasshouse.runtime.syscalls import KernelError
 from glasshouse.runtime.watchdog import watchdog
 from tools.forked import in_child
 from tools.machine import (
@@ -201,7 +202,7 @@ def test_one_thread_without_a_filter_fails_the_whole_process() -> None:
         ready.wait()
         from glasshouse.runtime.confine import seccomp
 
-        REAL.seccomp(seccomp.agent(REAL.machine, own_pid=os.getpid()), seccomp.FLAG_SPEC_ALLOW)  # without TSYNC
+        REAL.seccomp(seccomp.agent(REAL.machine, own_pid=os.getpid()), SECCOMP_SPEC_ALLOW)  # without TSYNC
 
     assert agent_story(act)["seccomp-filter"] is FAILED
 
@@ -232,7 +233,7 @@ def test_a_kernel_without_filters_leaves_the_check_unavailable() -> None:
             return {name: text for name, text in super().status(pid, thread).items() if name != "Seccomp"}
 
     kernel = Older()
-    assert agent_story(lambda: checks.harden_agent(kernel), kernel=kernel)["seccomp-filter"] is UNAVAILABLE
+    assert agent_story(lambda: start_processes.harden_agent(kernel), kernel=kernel)["seccomp-filter"] is UNAVAILABLE
     worker = worker_story(kernel=kernel, observer=kernel)
     assert worker["seccomp-filter"] is UNAVAILABLE
     assert worker["egress-closed"] is FAILED
@@ -244,7 +245,7 @@ def test_a_machine_that_has_no_filter_of_ours_leaves_the_check_unavailable() -> 
             super().__init__()
             self.machine = "riscv64"
 
-    notes = in_child(lambda: checks.harden_agent(Other()))
+    notes = in_child(lambda: start_processes.harden_agent(Other()))
     assert "no-seccomp" in notes
     assert agent_story(untouched, kernel=Other())["seccomp-filter"] is UNAVAILABLE
 
@@ -278,7 +279,7 @@ def test_a_limit_on_locked_memory_is_explained_and_never_passed() -> None:
     kernel = WithoutMemoryLock()
 
     def act() -> tuple[list[str], CheckResult]:
-        notes = checks.harden_agent(kernel)
+        notes = start_processes.harden_agent(kernel)
         return notes, checks.observe_agent(kernel=kernel, watchdog=None, secret=None)["memory-locked"]
 
     notes, result = in_child(act)
@@ -288,14 +289,14 @@ def test_a_limit_on_locked_memory_is_explained_and_never_passed() -> None:
 
 @needs_root
 def test_locked_memory_is_read_back_from_the_map_of_the_process() -> None:
-    assert agent_story(lambda: memory_limits.lock_memory())["memory-locked"] is PASSED
+    assert agent_story(lambda: start_processes._lock_memory(REAL))["memory-locked"] is PASSED
     assert agent_story(untouched)["memory-locked"] is not PASSED
 
 
 @needs_root
 def test_with_swap_the_agent_passes_by_its_lock_and_the_worker_by_nothing() -> None:
     kernel = WithSwap()
-    assert agent_story(lambda: memory_limits.lock_memory(kernel), kernel=kernel)["no-swap"] is PASSED
+    assert agent_story(lambda: start_processes._lock_memory(kernel), kernel=kernel)["no-swap"] is PASSED
     assert agent_story(untouched, kernel=kernel)["no-swap"] is FAILED
     assert worker_story(observer=kernel)["no-swap"] is FAILED
 
@@ -344,8 +345,8 @@ def test_a_worker_that_is_gone_passes_nothing_that_is_read_from_outside() -> Non
 
 def test_a_sealed_agent_starts_no_program_and_still_reaches_its_broker() -> None:
     def act() -> list[str]:
-        checks.harden_agent()
-        checks.seal_agent()
+        start_processes.harden_agent()
+        start_processes.seal_agent()
         said = []
         for action in (
             lambda: os.execv("/bin/true", ["true"]),
@@ -369,4 +370,4 @@ def test_sealing_where_nothing_can_be_sealed_says_so() -> None:
         def drop_capabilities(self, keep: tuple[int, ...] = ()) -> None:
             raise KernelError("capset", errno.EPERM)
 
-    assert in_child(lambda: checks.seal_agent(Bare())) == ["no-capability-drop", "no-seccomp"]
+    assert in_child(lambda: start_processes.seal_agent(Bare())) == ["no-capability-drop", "no-seccomp"]

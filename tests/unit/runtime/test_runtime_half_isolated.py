@@ -12,7 +12,8 @@ import pytest
 
 from glasshouse.attestation.claims import CheckResult
 from glasshouse.runtime.confine import seccomp
-from glasshouse.runtime.kernel import CLONE_NEWPID, REAL, Kernel, KernelError
+from glasshouse.runtime.kernel import CLONE_NEWPID, REAL, Kernel
+from glasshouse.runtime.syscalls import KernelError
 from glasshouse.runtime.worker.sandbox import Worker
 from tools.machine import (
     HALF_ISOLATED,

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from glasshouse.runtime.loop import Loop
-from glasshouse.runtime.watchdog import heartbeat, watchdog
-from glasshouse.runtime.watchdog.heartbeat import Heartbeat
+from glasshouse.runtime.run import interrupts
+from glasshouse.runtime.run.interrupts import Heartbeat
+from glasshouse.runtime.watchdog import watchdog
 from glasshouse.runtime.watchdog.watchdog import Watchdog
 from tools.forked import in_child
 from tools.machine import needs_filters, needs_tracing
@@ -23,6 +24,11 @@ EVERY_S = 0.02
 LONG_S = 15.0
 
 
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "EVERY_S", EVERY_S)
+
+
 def noticed(harm: Callable[[Watchdog], object], *, period_s: float = 0.05) -> bool:
     """Do something to a sentinel that is looked at; return whether that was noticed, and the look then ended."""
 
@@ -30,7 +36,7 @@ def noticed(harm: Callable[[Watchdog], object], *, period_s: float = 0.05) -> bo
         loop, told = Loop(), []
         watcher = watchdog.start(period_s=period_s)
         try:
-            Heartbeat(loop, watcher, lambda: told.append(watcher.pid), every_s=EVERY_S)
+            Heartbeat(loop, watcher, lambda: told.append(watcher.pid), lambda _since_s: None)
             loop.sleep(5 * EVERY_S)
             assert told == []
             held = harm(watcher)
@@ -51,7 +57,7 @@ def test_a_sentinel_that_is_left_alone_is_looked_at_again_and_again() -> None:
         loop, told = Loop(), []
         watcher = watchdog.start(period_s=0.05)
         try:
-            Heartbeat(loop, watcher, lambda: told.append("gone"), every_s=EVERY_S)
+            Heartbeat(loop, watcher, lambda: told.append("gone"), lambda _since_s: None)
             loop.sleep(0.3)
             return told
         finally:
@@ -72,7 +78,7 @@ def test_a_sentinel_that_is_traced_is_noticed(stopping: bool) -> None:
 
 
 def test_a_sentinel_that_runs_and_does_not_look_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "SILENT_S", 0.4)
+    monkeypatch.setattr(watchdog, "SILENT_S", 0.4)
     assert noticed(lambda _watcher: None, period_s=600)
 
 
@@ -85,7 +91,7 @@ def test_a_single_silent_look_is_no_alarm(monkeypatch: pytest.MonkeyPatch) -> No
         answers = iter([99.0, 99.0, 0.1, 99.0, 0.1])
         try:
             monkeypatch.setattr(watcher, "silent_s", lambda: next(answers, 0.0))
-            Heartbeat(loop, watcher, lambda: told.append("gone"), every_s=EVERY_S)
+            Heartbeat(loop, watcher, lambda: told.append("gone"), lambda _since_s: None)
             loop.run_until(lambda: next(answers, None) is None, within_s=LONG_S)
             return told
         finally:
@@ -98,7 +104,9 @@ def test_one_that_was_ended_on_purpose_can_still_be_looked_at() -> None:
     assert noticed(lambda watcher: watcher.stop())
 
 
-def test_looking_costs_the_agent_less_than_a_thousandth_of_a_core() -> None:
+def test_looking_costs_the_agent_less_than_a_thousandth_of_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "EVERY_S", 0.001)
+
     def act() -> float:
         loop, looks, told = Loop(), 0, []
         watcher = watchdog.start()
@@ -111,7 +119,7 @@ def test_looking_costs_the_agent_less_than_a_thousandth_of_a_core() -> None:
 
         watcher.untouched = counted  # type: ignore[method-assign]
         try:
-            Heartbeat(loop, watcher, lambda: told.append("gone"), every_s=0.001)
+            Heartbeat(loop, watcher, lambda: told.append("gone"), lambda _since_s: None)
             before = time.process_time()
             loop.run_until(lambda: looks >= 200, within_s=LONG_S)
             spent_s = time.process_time() - before
@@ -120,4 +128,4 @@ def test_looking_costs_the_agent_less_than_a_thousandth_of_a_core() -> None:
         finally:
             watcher.stop()
 
-    assert in_child(act) < heartbeat.EVERY_S / 1000
+    assert in_child(act) < 1.0 / 1000

@@ -9,7 +9,8 @@ import os
 import pytest
 
 from glasshouse.runtime import syscalls
-from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, REAL, Kernel, KernelError
+from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, REAL, Kernel
+from glasshouse.runtime.syscalls import KernelError
 from tools.forked import in_child
 from tools.machine import needs_root
 

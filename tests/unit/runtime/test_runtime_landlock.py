@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from glasshouse.runtime.confine import landlock
-from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, REAL, Kernel, KernelError
+from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, REAL, Kernel
+from glasshouse.runtime.syscalls import KernelError
 from tools.forked import in_child
 from tools.machine import WithoutLandlock, needs_landlock
 

@@ -11,7 +11,8 @@ import pytest
 
 from glasshouse.runtime import syscalls
 from glasshouse.runtime.confine import logged_once
-from glasshouse.runtime.kernel import REAL, Kernel, KernelError
+from glasshouse.runtime.kernel import REAL, Kernel
+from glasshouse.runtime.syscalls import KernelError
 from tools.machine import WithoutNamespaces, needs_filters
 from tools.sandboxed import run
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from glasshouse.attestation.claims import CheckResult
-from glasshouse.runtime.kernel import CLONE_NEWNET, CLONE_NEWPID, REAL, Kernel, KernelError
+from glasshouse.runtime.kernel import CLONE_NEWNET, CLONE_NEWPID, REAL, Kernel
+from glasshouse.runtime.syscalls import KernelError
 from tools.forked import in_child
 from tools.machine import HALF_ISOLATED, needs_filters, needs_landlock, needs_namespaces, needs_root
 from tools.sandboxed import run

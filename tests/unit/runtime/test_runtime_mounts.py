@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from glasshouse.attestation.claims import CheckResult
-from glasshouse.runtime.confine import mounts
+from glasshouse.runtime.confine import mounts, private_root
 from glasshouse.runtime.confine.mounts import MountTable
-from glasshouse.runtime.kernel import REAL, Kernel, KernelError
+from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.run import doctor
 from glasshouse.runtime.run.findings import Standing
+from glasshouse.runtime.syscalls import KernelError
 from tools.fuse import alone, needs_fuse, recorded
 from tools.machine import WithoutMounts, WithoutNamespaces, needs_filters, needs_landlock, needs_namespaces, needs_root
 from tools.sandboxed import run, specification
@@ -61,7 +62,7 @@ class Mounted(Kernel):
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "squashfs", "devtmpfs", "sysfs", "proc"])
 def test_a_disk_of_the_machine_and_the_kernels_own_files_are_local(kind: str) -> None:
-    assert mounts.close(Mounted(text((20, 1, "/", kind))), ["/usr"], cover=None) == ([], [])
+    assert private_root.cover_remote(Mounted(text((20, 1, "/", kind))), ["/usr"], cover=None) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_a_disk_of_the_machine_and_the_kernels_own_files_are_local(kind: str) ->
     ],
 )  # fmt: skip
 def test_what_is_not_known_to_be_local_is_remote_and_named_by_a_word_of_the_kernels(kind: str, word: str) -> None:
-    found = mounts.close(Mounted(text((20, 1, "/", kind))), ["/usr"], cover=None)
+    found = private_root.cover_remote(Mounted(text((20, 1, "/", kind))), ["/usr"], cover=None)
     assert found == ([f"shown-remote-{word}"], [])
     assert mounts.is_remote(found[0])
 
@@ -96,20 +97,20 @@ def test_an_automount_is_what_its_daemon_may_mount_there_but_for_the_kernels_own
 ) -> None:
     machine = Mounted(text(ROOT) + text((21, 20, place, "autofs"), options=options))
     notes = ["shown-remote-autofs"] * remote
-    assert mounts.close(machine, ["/usr"], cover=None) == (notes, [])
-    assert mounts.close(machine, ["/usr", f"{place}/x"], cover=machine.cover) == (notes, [])
+    assert private_root.cover_remote(machine, ["/usr"], cover=None) == (notes, [])
+    assert private_root.cover_remote(machine, ["/usr", f"{place}/x"], cover=machine.cover) == (notes, [])
     covered = [place] * remote
-    assert mounts.close(machine, ["/usr"], cover=machine.cover) == (["covered-remote"] * remote, covered)
+    assert private_root.cover_remote(machine, ["/usr"], cover=machine.cover) == (["covered-remote"] * remote, covered)
 
 
 @pytest.mark.parametrize(("options", "remote"), [("ro", False), ("ro,domain_id=x,fsid=image", True)])
 def test_an_image_whose_pieces_are_fetched_as_they_are_read_is_remote(options: str, remote: bool) -> None:
-    found, _ = mounts.close(Mounted(text((20, 1, "/", "erofs"), options=options)), ["/usr"], cover=None)
+    found, _ = private_root.cover_remote(Mounted(text((20, 1, "/", "erofs"), options=options)), ["/usr"], cover=None)
     assert found == ["shown-remote-erofs"] * remote
 
 
 def test_of_an_overlay_it_is_said_that_its_layers_are_not_seen_and_it_is_no_remote_one() -> None:
-    found, _ = mounts.close(Mounted(text((20, 1, "/", "overlay"))), ["/usr"], cover=None)
+    found, _ = private_root.cover_remote(Mounted(text((20, 1, "/", "overlay"))), ["/usr"], cover=None)
     assert found == ["shown-overlay"]
     assert not mounts.is_remote(found)
 
@@ -129,7 +130,7 @@ def test_of_an_overlay_it_is_said_that_its_layers_are_not_seen_and_it_is_no_remo
     ids=["unreadable", "empty", "without a root", "words", "short", "escape", "empty line", "too large"],
 )
 def test_a_table_that_cannot_be_read_is_no_local_one(content: bytes | None) -> None:
-    found, _ = mounts.close(Mounted(content), ["/usr"], cover=None)
+    found, _ = private_root.cover_remote(Mounted(content), ["/usr"], cover=None)
     assert found == ["shown-remote-unknown"]
     assert mounts.is_remote(found)
 
@@ -162,7 +163,7 @@ def test_what_lies_beneath_is_covered_and_what_is_needed_or_a_single_file_is_nam
             (24, 23, "/venv/lib/cache", "9p"), (25, 21, "/usr/share/data/deeper", "cifs"),
         )
     )  # fmt: skip
-    found = mounts.close(machine, ["/usr", "/venv/lib/python/site-packages"], cover=machine.cover)
+    found = private_root.cover_remote(machine, ["/usr", "/venv/lib/python/site-packages"], cover=machine.cover)
     assert found == (
         ["covered-remote", "shown-remote-ceph", "shown-remote-fuse"],
         ["/usr/share/data", "/venv/lib/cache", "/usr/share/data/deeper"],
@@ -171,7 +172,7 @@ def test_what_lies_beneath_is_covered_and_what_is_needed_or_a_single_file_is_nam
 
 def test_where_all_that_is_remote_could_be_covered_nothing_remote_is_shown() -> None:
     machine = Mounted(text(ROOT, (21, 20, "/usr/share/data", "nfs4")))
-    found, _ = mounts.close(machine, ["/usr"], cover=machine.cover)
+    found, _ = private_root.cover_remote(machine, ["/usr"], cover=machine.cover)
     assert found == ["covered-remote"]
     assert not mounts.is_remote(found)
 
@@ -180,8 +181,8 @@ def test_of_a_file_the_mount_is_known_that_it_was_opened_by(tmp_path: Path) -> N
     with (tmp_path / "package").open("wb") as package:
         number = int(REAL.read(f"/proc/self/fdinfo/{package.fileno()}").split(b"mnt_id:")[1].split()[0])
         for kind, found in (("ext4", None), ("nfs4", "nfs4")):
-            assert table((number, 1, "/", kind)).kind_of(REAL, package.fileno()) == found
-        assert table((number + 1, 1, "/", "ext4")).kind_of(REAL, package.fileno()) == "unknown"
+            assert table((number, 1, "/", kind)).kind_of(REAL.read, package.fileno()) == found
+        assert table((number + 1, 1, "/", "ext4")).kind_of(REAL.read, package.fileno()) == "unknown"
 
 
 class Remote(WithoutNamespaces):

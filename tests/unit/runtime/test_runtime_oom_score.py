@@ -8,7 +8,7 @@ import pytest
 
 from glasshouse.runtime.confine import memory_limits
 from glasshouse.runtime.kernel import REAL, Kernel
-from glasshouse.runtime.run import checks, doctor
+from glasshouse.runtime.run import doctor, start_processes
 from glasshouse.runtime.run.findings import Finding, Standing
 from tools.forked import in_child
 from tools.machine import WithoutNamespaces, needs_filters, needs_namespaces
@@ -23,7 +23,7 @@ def own() -> int:
 def test_an_agent_lowers_the_score_that_it_was_started_with_and_so_that_of_its_keepers(inherited: int) -> None:
     def story() -> tuple[list[str], int, int]:
         memory_limits.put(inherited)
-        notes = checks.harden_agent()
+        notes = start_processes.harden_agent()
         return notes, own(), in_child(own)
 
     notes, agent, child = in_child(story)
@@ -45,8 +45,8 @@ def test_without_the_right_to_it_an_agent_goes_as_low_as_its_container_was_set(
 
     def story() -> tuple[int, bool]:
         really(inherited)
-        checks.harden_agent()
-        return own(), memory_limits.is_low(REAL)
+        start_processes.harden_agent()
+        return own(), memory_limits.is_low(REAL.read)
 
     monkeypatch.setattr(memory_limits, "put", permitted)
     assert in_child(story) == (reached, reached == 300)
@@ -59,7 +59,7 @@ def test_an_agent_that_is_protected_more_than_that_stays_so() -> None:
 
     def story() -> int:
         memory_limits.put(7)
-        memory_limits.lower(Machine())
+        memory_limits.lower(Machine().read)
         return own()
 
     assert in_child(story) == 7

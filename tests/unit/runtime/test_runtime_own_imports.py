@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.runtime import measured_imports
+from glasshouse.runtime.__main__ import MEASURED
 from glasshouse.workloads.process import bytecode
 
 
@@ -45,7 +45,7 @@ def test_nothing_else_is_found(beside: Path, name: str) -> None:
     code = f"""
 import importlib, sys
 sys.path.append({str(beside)!r})
-from glasshouse.runtime.measured_imports import allow_measured_only
+from glasshouse.runtime.__main__ import allow_measured_only
 allow_measured_only()
 try: importlib.import_module({name!r})
 except ModuleNotFoundError as error: print(error.name)
@@ -55,7 +55,7 @@ except ModuleNotFoundError as error: print(error.name)
 
 def test_the_standard_library_and_what_is_measured_are_found(tmp_path: Path) -> None:
     code = """
-from glasshouse.runtime.measured_imports import allow_measured_only
+from glasshouse.runtime.__main__ import allow_measured_only
 allow_measured_only()
 import blake3, cryptography.hazmat.primitives.ciphers.aead, glasshouse.runtime.run.lifecycle
 import _struct, decimal, xml.dom.minidom, zipimport
@@ -70,7 +70,7 @@ def test_what_was_imported_before_stays(beside: Path) -> None:
 import sys
 sys.path.append({str(beside)!r})
 import helper
-from glasshouse.runtime.measured_imports import allow_measured_only
+from glasshouse.runtime.__main__ import allow_measured_only
 allow_measured_only()
 import helper as again
 print(again is helper)
@@ -80,4 +80,4 @@ print(again is helper)
 
 def test_both_lists_of_measured_packages_are_one() -> None:
     """The worker reads no byte code of what the agent may import; the two rooms do not import each other."""
-    assert measured_imports.MEASURED == bytecode.MEASURED
+    assert MEASURED == bytecode.MEASURED

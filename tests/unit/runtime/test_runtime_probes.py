@@ -15,10 +15,11 @@ import pytest
 from glasshouse.attestation.claims import CheckResult
 from glasshouse.custodian.residue_patterns import PatternKind, ResiduePatterns, region_bytes
 from glasshouse.evidence.events import ProbeResult
-from glasshouse.runtime.kernel import REAL, Kernel, KernelError
+from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.keys import memory_search
 from glasshouse.runtime.keys.secret_memory import SecretMemory
-from glasshouse.runtime.run import checks, probes
+from glasshouse.runtime.run import probes, start_processes
+from glasshouse.runtime.syscalls import KernelError
 from tools.forked import in_child
 from tools.machine import WithoutNamespaces, WithoutSecretMemory, WithSwap, needs_filters, needs_namespaces
 from tools.sandboxed import specification, start
@@ -235,8 +236,8 @@ def test_a_search_for_many_lets_others_come_round(monkeypatch: pytest.MonkeyPatc
 @needs_filters
 def test_a_hardened_and_sealed_agent_can_still_search_itself() -> None:
     def story(table: Table) -> object:
-        checks.harden_agent()
-        checks.seal_agent()
+        start_processes.harden_agent()
+        start_processes.seal_agent()
         kept = mmap.mmap(-1, 4096)
         table.copy_to(address_of(kept), 6)
         search = table.search()

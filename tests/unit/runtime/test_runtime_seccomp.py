@@ -15,7 +15,8 @@ import pytest
 
 from glasshouse.runtime import syscalls
 from glasshouse.runtime.confine import seccomp
-from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, REAL, KernelError
+from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, REAL
+from glasshouse.runtime.syscalls import KernelError
 from tools.forked import ChildDiedError, in_child
 from tools.machine import needs_filters
 
@@ -417,7 +418,7 @@ def test_an_unknown_machine_has_no_filter_rather_than_an_empty_one() -> None:
 def filtered(action: Callable[[], object]) -> object:
     def story() -> object:
         REAL.prctl(PR_SET_NO_NEW_PRIVS, 1)
-        seccomp.install(REAL, worker_filter(REAL.machine))
+        REAL.seccomp(worker_filter(REAL.machine))
         return action()
 
     return in_child(story)
@@ -457,7 +458,7 @@ def test_without_no_new_privs_an_ordinary_user_cannot_install_it() -> None:
     def story() -> str:
         REAL.drop_capabilities()
         try:
-            seccomp.install(REAL, worker_filter(REAL.machine))
+            REAL.seccomp(worker_filter(REAL.machine))
         except KernelError as error:
             return errno.errorcode[error.errno or 0]
         return "done"

@@ -24,7 +24,7 @@ from glasshouse.runtime.kernel import (
     REAL,
     Kernel,
 )
-from glasshouse.runtime.run import checks
+from glasshouse.runtime.run import start_processes
 from glasshouse.runtime.watchdog import process_tree, watchdog, watchdog_process
 from glasshouse.runtime.watchdog.watchdog import Watchdog
 from glasshouse.runtime.watchdog.watchdog_process import Alarm
@@ -93,7 +93,7 @@ class Scene:
 
 
 def _be_agent(code: str, writer: int, custodian: bool, kernel: Kernel | None) -> None:
-    checks.harden_agent()
+    start_processes.harden_agent()
     watcher = watchdog.start(period_s=QUICK_S)
     helper = 0
     if custodian:
@@ -106,7 +106,7 @@ def _be_agent(code: str, writer: int, custodian: bool, kernel: Kernel | None) ->
     os.read(worker.stdout, 3)
     assert worker.pid is not None
     assert watcher.watch(worker.pid, group=not worker.own_process_namespace)
-    checks.seal_agent()
+    start_processes.seal_agent()
     pids = {"sentinel": watcher.pid, "worker": worker.pid, "custodian": helper}
     os.write(writer, json.dumps(pids).encode() + b"\n")
     while select.select([watcher.alarm_fd], [], []):

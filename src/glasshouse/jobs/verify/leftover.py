@@ -60,7 +60,7 @@ def _running(argument: bytes, processes: Path) -> list[int] | None:
     except OSError:
         return None
     # `hidepid` hides what is not dumpable also from others of its user: the runtime too.
-    hidden = processes == _PROC and os.geteuid() != 0 and not processes_are_visible(REAL)
+    hidden = processes == _PROC and os.geteuid() != 0 and not processes_are_visible(REAL.read)
     found = []
     for pid in listed:
         try:

@@ -33,9 +33,7 @@ MAX_BYTES = 512 << 20
 MANIFEST = "bundle.json"
 _MAX_MEMBERS = 20_000
 _MEMBER = re.compile(r"site-packages(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+")
-_TRY = (
-    "import _cffi_backend, blake3, glasshouse.wire.crypto, glasshouse.runtime.agent, glasshouse.providers.serve.server"
-)
+_TRY = "import _cffi_backend, blake3, glasshouse.runtime.run.lifecycle, glasshouse.providers.serve.server"
 _TRY_S = 120
 _PIECE_BYTES = 1 << 20
 _UNUSED_S = 24 * 3600

@@ -14,7 +14,8 @@ import stat
 import time
 
 from glasshouse.runtime.confine import read_only_package
-from glasshouse.runtime.kernel import Kernel, KernelError
+from glasshouse.runtime.kernel import Kernel
+from glasshouse.runtime.syscalls import KernelError
 
 _MAX_TOLD = 20  # less than a pipe holds: it is not read while this process tries
 # Another process may change a folder that is shown, in the same moment; not in each of so many.

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import stat
 
-from glasshouse.runtime.kernel import Kernel, KernelError
+from glasshouse.runtime.kernel import Kernel
+from glasshouse.runtime.syscalls import KernelError
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15

@@ -1,4 +1,4 @@
-"""How much memory a run may take, which process the kernel ends first where it runs out, and what is kept out of swap.
+"""How much memory a run may take, and which process the kernel ends first where it runs out.
 
 A limit of any ancestor among the control groups counts, so the least of all is taken; versions 1 and 2 differ in the
 names of files. A score (proc(5), oom_score_adj) adds thousandths of the memory to what a process has for itself;
@@ -9,18 +9,12 @@ containers are often started with one of up to 1000 (Kubernetes), which everythi
 # ruff: noqa: PTH123
 from __future__ import annotations
 
-import errno
-import resource
-from collections.abc import Iterator
-
-from glasshouse.runtime.kernel import CAP_IPC_LOCK, MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT, REAL, Kernel, KernelError
+from collections.abc import Callable, Iterator
 
 _SCORE = "/proc/self/oom_score_adj"
 # The worker has 1000: with 750 a keeper, of some 40 MB, would need a quarter of the memory to be ended before it.
 _MOST = 750
 _STEP = 50
-# Below this, a process whose every page is locked would run out of memory in the middle of its work.
-_LEAST_LOCKABLE_BYTES = 1 << 30
 
 _UNKNOWN_BYTES = 1 << 30
 # By kind of mount: limits, usage, and what of the usage is files that nothing needs in memory.
@@ -101,9 +95,9 @@ def put(score: int) -> None:
         file.write(str(score))
 
 
-def lower(kernel: Kernel) -> None:
+def lower(read: Callable[[str], bytes]) -> None:
     """Lower this process's score to 0, or as far as is permitted; one below 0 stays; raises `OSError`."""
-    for score in range(0, int(kernel.read(_SCORE)), _STEP):
+    for score in range(0, int(read(_SCORE)), _STEP):
         try:
             put(score)
         except PermissionError:
@@ -111,10 +105,10 @@ def lower(kernel: Kernel) -> None:
         return
 
 
-def is_low(kernel: Kernel) -> bool:
+def is_low(read: Callable[[str], bytes]) -> bool:
     """Return whether this process's score leaves a worker with 1000 the first to be ended."""
     try:
-        return int(kernel.read(_SCORE)) <= _MOST
+        return int(read(_SCORE)) <= _MOST
     except (OSError, ValueError):
         return False
 
@@ -140,23 +134,3 @@ def _counters() -> list[str]:
         elif "memory" in controllers.split(","):
             found.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
     return [*found, "/proc/vmstat"]
-
-
-def lock_memory(kernel: Kernel = REAL) -> None:
-    """Keep all pages of this process, present and future, out of swap; a fork has to do it again; raises `OSError`."""
-    for limit in (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]):
-        try:
-            resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
-            break
-        except (OSError, ValueError):
-            continue
-    if not may_lock(kernel):
-        raise KernelError("mlockall", errno.ENOMEM)
-    # Locked when touched, not at once: a thread's stack would otherwise cost its full size.
-    kernel.mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT)
-
-
-def may_lock(kernel: Kernel, limit: int | None = None) -> bool:
-    """Return whether this process may lock as much memory as it needs; by default within its soft limit."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if limit is None else limit
-    return limit == resource.RLIM_INFINITY or limit >= _LEAST_LOCKABLE_BYTES or kernel.capable(CAP_IPC_LOCK)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
-from glasshouse.runtime.kernel import Kernel
+# Returns the whole of a file of /proc, or raises `OSError`.
+Read: TypeAlias = Callable[[str], bytes]
 
-# The note where something was covered: nothing is seen of it.
-_COVERED = "covered-remote"
 OVERLAY = "overlay"
 # Their lookups end in this kernel: on a disk, in memory, or in the kernel's own tables.
 _LOCAL = frozenset(
@@ -75,9 +75,9 @@ class MountTable:
             self._on[None if rooted else mount.parent, mount.place] = mount  # of two at one place the last is met
 
     @classmethod
-    def read(cls, kernel: Kernel) -> MountTable:
+    def read(cls, read: Read) -> MountTable:
         """Read this process's; raises `OSError` or `ValueError`."""
-        return cls(kernel.read("/proc/self/mountinfo"))
+        return cls(read("/proc/self/mountinfo"))
 
     def at(self, path: str) -> Mount | None:
         """Return the mount that a path without links leads to; None where the table has none."""
@@ -98,10 +98,10 @@ class MountTable:
         mounts = [mount for mount in self._mounts.values() if mount.remote or mount.kind == OVERLAY]
         return [mount for mount in mounts if self.at(mount.place) is mount]
 
-    def kind_of(self, kernel: Kernel, descriptor: int) -> str | None:
+    def kind_of(self, read: Read, descriptor: int) -> str | None:
         """Return the kind of the remote file system that a file opened here lies on; None where it is local."""
         try:
-            for line in kernel.read(f"/proc/self/fdinfo/{descriptor}").splitlines():
+            for line in read(f"/proc/self/fdinfo/{descriptor}").splitlines():
                 if line.startswith(b"mnt_id:"):
                     mount = self._mounts[int(line.split()[1])]
                     return mount.kind if mount.remote else None
@@ -115,33 +115,12 @@ class MountTable:
         return {UNKNOWN if mount is None else mount.kind for mount in found if mount is None or mount.remote}
 
 
-def close(kernel: Kernel, shown: list[str], *, cover: Callable[[str], None] | None) -> tuple[list[str], list[str]]:
-    """Cover remote file systems that are mounted beneath what a worker is shown, but for what holds `shown` itself.
-
-    `cover` puts something empty over a folder; None where nothing can be mounted. Return notes about what is left, as
-    ``shown-remote-nfs4``, none where all is local; and the folders that were covered.
-    """
-    covered: list[str] = []
-    try:
-        needed = [os.path.realpath(path) for path in shown]
-        for mount in MountTable.read(kernel).uncommon() if cover is not None else ():
-            if cover is None or not mount.remote or any(beneath(path, mount.place) for path in needed):
-                continue
-            try:
-                cover(mount.place)
-            except OSError:
-                continue  # a single file, or not allowed: it is counted below
-            covered.append(mount.place)
-        table = MountTable.read(kernel)
-    except (OSError, ValueError):
-        return [f"shown-remote-{UNKNOWN}"], covered
-    left = table.uncommon()
-    notes = {f"shown-remote-{mount.kind}" for mount in left if mount.remote}
-    if table.at("/") is None:
-        notes.add(f"shown-remote-{UNKNOWN}")  # an agent in a `chroot`: what its root lies on is in no table
-    if any(mount.kind == OVERLAY for mount in left):
-        notes.add("shown-overlay")  # what its layers lie on is not to be seen from here
-    return sorted(notes | ({_COVERED} if covered else set())), covered
+def is_memory(read: Read, directory: str) -> tuple[bool, bool]:
+    """Read back whether `directory` is itself a tmpfs mount, and whether that never goes to swap."""
+    mount = MountTable.read(read).at(directory)
+    if mount is None or mount.place != directory:
+        return False, False
+    return mount.kind == "tmpfs", b"noswap" in mount.options
 
 
 def is_remote(notes: Iterable[str]) -> bool:
@@ -154,14 +133,14 @@ def beneath(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def processes_are_visible(kernel: Kernel) -> bool:
+def processes_are_visible(read: Read) -> bool:
     """Return whether /proc, as this process sees it, shows every user the processes of others (proc(5), hidepid).
 
     A training script chooses the command lines of what it starts. No filter sees what a pointer leads to, and a process
     namespace hides what is outside from the worker, not the worker from there.
     """
     try:
-        mount = MountTable.read(kernel).at("/proc")
+        mount = MountTable.read(read).at("/proc")
     except (OSError, ValueError):
         return True
     if mount is None or (mount.place, mount.kind) != ("/proc", "proc"):

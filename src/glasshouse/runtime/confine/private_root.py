@@ -19,10 +19,12 @@ import mmap
 import os
 import resource
 import stat
+from collections.abc import Callable
 
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import mounts
-from glasshouse.runtime.kernel import Kernel, KernelError
+from glasshouse.runtime.kernel import Kernel
+from glasshouse.runtime.syscalls import KernelError
 
 BASE = "/run/glasshouse"
 WORK, TEMPORARY, SHARED, PROBE = "work", "tmp", "shm", "probe"
@@ -34,6 +36,8 @@ HIDDEN = (
     "vmallocinfo", "vmcore",
 )  # fmt: skip
 
+# The note where something was covered: nothing is seen of it.
+_COVERED = "covered-remote"
 # Where the new root is put together; any directory does, and none outside this namespace is touched.
 _SITES = ("/tmp", "/mnt", "/run")  # noqa: S108
 _ROOT_BYTES = 4 << 20
@@ -117,20 +121,43 @@ def cover(kernel: Kernel, folder: str) -> None:
     kernel.mount("tmpfs", folder, "tmpfs", linux.MS_RDONLY | _NO_SUID_OR_DEVICE | linux.MS_NOEXEC, "mode=555,size=4k")
 
 
+def cover_remote(
+    kernel: Kernel, shown: list[str], *, cover: Callable[[str], None] | None
+) -> tuple[list[str], list[str]]:
+    """Cover remote file systems that are mounted beneath what a worker is shown, but for what holds `shown` itself.
+
+    `cover` puts something empty over a folder; None where nothing can be mounted. Return notes about what is left, as
+    ``shown-remote-nfs4``, none where all is local; and the folders that were covered.
+    """
+    covered: list[str] = []
+    try:
+        needed = [os.path.realpath(path) for path in shown]
+        for mount in mounts.MountTable.read(kernel.read).uncommon() if cover is not None else ():
+            if cover is None or not mount.remote or any(mounts.beneath(path, mount.place) for path in needed):
+                continue
+            try:
+                cover(mount.place)
+            except OSError:
+                continue  # a single file, or not allowed: it is counted below
+            covered.append(mount.place)
+        table = mounts.MountTable.read(kernel.read)
+    except (OSError, ValueError):
+        return [f"shown-remote-{mounts.UNKNOWN}"], covered
+    left = table.uncommon()
+    notes = {f"shown-remote-{mount.kind}" for mount in left if mount.remote}
+    if table.at("/") is None:
+        notes.add(f"shown-remote-{mounts.UNKNOWN}")  # an agent in a `chroot`: what its root lies on is in no table
+    if any(mount.kind == mounts.OVERLAY for mount in left):
+        notes.add("shown-overlay")  # what its layers lie on is not to be seen from here
+    return sorted(notes | ({_COVERED} if covered else set())), covered
+
+
 def _umount(kernel: Kernel, target: str) -> None:
     try:
         kernel.umount(target)
     except OSError as error:
         # Not an OSError: who takes that for a machine without mounts would go on between two roots.
         raise RuntimeError(f"the private root is left half made: {error}") from error
-
-
-def is_memory(kernel: Kernel, directory: str) -> tuple[bool, bool]:
-    """Read back whether `directory` is itself a tmpfs mount, and whether that never goes to swap."""
-    mount = mounts.MountTable.read(kernel).at(directory)
-    if mount is None or mount.place != directory:
-        return False, False
-    return mount.kind == "tmpfs", b"noswap" in mount.options
 
 
 def _show(kernel: Kernel, path: str, descriptor: int, target: str, *, device: bool) -> None:

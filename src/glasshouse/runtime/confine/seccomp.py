@@ -14,11 +14,7 @@ import errno
 import struct
 
 from glasshouse.runtime import syscalls
-from glasshouse.runtime.kernel import Kernel, KernelError
-
-# Without the second, kernels before 5.16 switch on a speculation mitigation that slows training and protects only
-# code that runs untrusted code in its own process.
-FLAG_TSYNC, FLAG_SPEC_ALLOW = 1, 4
+from glasshouse.runtime.syscalls import KernelError
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
@@ -67,11 +63,6 @@ _RANGE_LOCKS = (5, 6, 7, 36, 37, 38)
 def supports(machine: str) -> bool:
     """Return whether there are filters for a machine (`os.uname().machine`)."""
     return machine in _AUDIT_ARCH
-
-
-def install(kernel: Kernel, program: bytes) -> None:
-    """Install a filter in every thread of this process; needs no_new_privs; raises `KernelError`."""
-    kernel.seccomp(program, FLAG_TSYNC | FLAG_SPEC_ALLOW)
 
 
 def agent(machine: str, *, own_pid: int) -> bytes:

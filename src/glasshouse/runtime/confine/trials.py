@@ -15,7 +15,8 @@ import errno
 import os
 import sys
 
-from glasshouse.runtime.kernel import CLONE_NEWUSER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, Kernel, KernelError
+from glasshouse.runtime.kernel import CLONE_NEWUSER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, Kernel
+from glasshouse.runtime.syscalls import KernelError
 
 _PTRACE_SEIZE = 0x4206
 _AF_NETLINK, _AF_PACKET, _AF_VSOCK = 16, 17, 40
@@ -30,16 +31,6 @@ _LOOPBACK_PATIENCE_S = 1.0
 # neighbours of a link.
 _ELSEWHERE = ("192.0.2.1", "169.254.169.254", "10.0.0.1", "224.0.0.1", "255.255.255.255")
 _ELSEWHERE_6 = ("2001:db8::1", "fd00:ec2::254", "fe80::1", "ff02::1")
-
-# Environment variables that make the loader take other libraries.
-# LD_LIBRARY_PATH is not among them: driver images set it; what it led to is seen in the mappings.
-PRELOADING = ("GCONV_PATH", "LD_AUDIT", "LD_PRELOAD", "LD_PROFILE")
-# Those that make programs print more than they should.
-DEBUGGING = (
-    "GLIBC_TUNABLES", "LD_DEBUG", "LD_DEBUG_OUTPUT", "MALLOC_CHECK_", "MALLOC_PERTURB_", "MALLOC_TRACE",
-    "PYTHONBREAKPOINT", "PYTHONDEBUG", "PYTHONDUMPREFS", "PYTHONFAULTHANDLER", "PYTHONINSPECT",
-    "PYTHONMALLOCSTATS", "PYTHONSTARTUP", "PYTHONTRACEMALLOC", "PYTHONVERBOSE", "SSLKEYLOGFILE",
-)  # fmt: skip
 
 
 def egress(kernel: Kernel, targets: dict[str, int | str], *, isolated: bool, loopback: bool = False) -> list[str]:
@@ -147,17 +138,6 @@ def system_calls(kernel: Kernel, *, isolated: bool) -> list[str]:
         os.waitpid(child, 0)
     # A child that a call killed has answered nothing: that is no proof.
     return answer.decode().split() if answer else ["killed"]
-
-
-def libraries(kernel: Kernel, names: list[str]) -> list[str]:
-    """Return what would load foreign code into a process started with these environment variables."""
-    found = [] if set(PRELOADING).isdisjoint(names) else ["preloading"]
-    try:
-        if kernel.read("/etc/ld.so.preload").strip():
-            found.append("ld.so.preload")
-    except OSError:
-        pass
-    return found
 
 
 def _reaches(family: int, kind: int, address: object) -> bool:

@@ -29,8 +29,9 @@ import time
 
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.confine import seccomp
-from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, REAL, KernelError, detach, end_child
+from glasshouse.runtime.kernel import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, REAL, detach, end_child
 from glasshouse.runtime.loop import interrupted
+from glasshouse.runtime.syscalls import KernelError
 
 MESSAGE = struct.Struct(">BBI")
 CALL, FAILED, CALLED = 1, 2, 3
@@ -95,7 +96,7 @@ def _withdraw(keep: set[int]) -> None:
     with contextlib.suppress(KernelError):  # what counts is observed on agent and worker; this holds nothing
         REAL.drop_capabilities()
         REAL.prctl(PR_SET_NO_NEW_PRIVS, 1)
-        seccomp.install(REAL, seccomp.sealed_agent(REAL.machine, own_pid=os.getpid()))
+        REAL.seccomp(seccomp.sealed_agent(REAL.machine, own_pid=os.getpid()))
 
 
 class _Switch:

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from glasshouse.runtime.kernel import REAL, Kernel, KernelError
+from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.keys.secret_memory import SecretMemory
+from glasshouse.runtime.syscalls import KernelError
 
 # Fits a core's second-level cache, so that many needles cost one trip to memory.
 CHUNK_BYTES = 1 << 20

@@ -14,7 +14,8 @@ import os
 
 from glasshouse.attestation.claims import SecretMemoryKind
 from glasshouse.errors import Code, PlatformError
-from glasshouse.runtime.kernel import MADV_DONTDUMP, REAL, Kernel, KernelError
+from glasshouse.runtime.kernel import MADV_DONTDUMP, REAL, Kernel
+from glasshouse.runtime.syscalls import KernelError
 
 
 class SecretMemory:

@@ -1,4 +1,4 @@
-"""Hardening of the agent, and what is observed of agent and worker.
+"""What is observed of the hardening of agent and worker.
 
 Laws: an observation never asks what was set. It is read back from the kernel (/proc, prctl, limits), or the
 forbidden thing is tried, by this process or by another. What the kernel does not offer is `unavailable`.
@@ -14,9 +14,11 @@ import sys
 
 from glasshouse.attestation.claims import CheckResult, SecretMemoryKind, WorkspaceKind
 from glasshouse.runtime import kernel as linux
-from glasshouse.runtime.confine import core_dumps, memory_limits, mounts, seccomp, trials
-from glasshouse.runtime.kernel import REAL, Kernel, KernelError
+from glasshouse.runtime.confine import core_dumps, mounts, seccomp
+from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.keys.secret_memory import SecretMemory
+from glasshouse.runtime.spawn import DEBUGGING, foreign_libraries
+from glasshouse.runtime.syscalls import KernelError
 from glasshouse.runtime.watchdog.watchdog import Watchdog
 from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.runtime.worker.shown_paths import default_read_paths
@@ -30,45 +32,6 @@ _TRIED_INSIDE = ("debug-env-clean", "egress-closed", "landlock", "metadata-close
 _MAX_DETAILS = 31  # and one that the lifecycle may add
 
 
-def harden_agent(kernel: Kernel = REAL) -> list[str]:
-    """Harden this process, before it has threads, children or secrets; return what could not be done."""
-    notes = []
-    for name, step in (
-        # While this process is dumpable: only then a user may write its own files in /proc.
-        ("oom-score", lambda: memory_limits.lower(kernel)),
-        ("core-limit", core_dumps.limit),
-        ("dumpable", lambda: kernel.prctl(linux.PR_SET_DUMPABLE, 0)),
-        ("no-new-privs", lambda: kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)),
-        ("memory-lock", lambda: memory_limits.lock_memory(kernel)),
-        ("seccomp", lambda: seccomp.install(kernel, seccomp.agent(kernel.machine, own_pid=os.getpid()))),
-    ):
-        try:
-            step()
-        except (OSError, ValueError):
-            notes.append(f"no-{name}")
-    for name in trials.PRELOADING + trials.DEBUGGING:
-        os.environ.pop(name, None)  # for what this process starts
-    return notes
-
-
-def seal_agent(kernel: Kernel = REAL) -> list[str]:
-    """Give up what only the building of the sandbox needed, once the worker is confirmed; return what was refused.
-
-    From here on this process starts no program, makes no namespace and has no capability but to write its own files.
-    """
-    notes = []
-    try:
-        # The folder of sealed outputs may be another user's; locked memory must stay allowed to grow.
-        kernel.drop_capabilities(keep=(linux.CAP_DAC_OVERRIDE, linux.CAP_IPC_LOCK))
-    except KernelError:
-        notes.append("no-capability-drop")
-    try:
-        seccomp.install(kernel, seccomp.sealed_agent(kernel.machine, own_pid=os.getpid()))
-    except KernelError:
-        notes.append("no-seccomp")
-    return notes
-
-
 def observe_agent(
     *, kernel: Kernel = REAL, watchdog: Watchdog | None, secret: SecretMemory | None
 ) -> dict[str, CheckResult]:
@@ -76,11 +39,11 @@ def observe_agent(
     names = [*_STARTED_WITH, *os.environ]
     return {
         "core-limit-zero": _passed(core_dumps.closed(kernel, resource.getrlimit(resource.RLIMIT_CORE))),
-        "debug-env-clean": _passed(set(trials.DEBUGGING).isdisjoint(names) and _interpreter_is_plain()),
+        "debug-env-clean": _passed(set(DEBUGGING).isdisjoint(names) and _interpreter_is_plain()),
         "memory-locked": _memory_locked(kernel),
         "no-swap": _no_swap(kernel, os.getpid(), locked=_memory_locked(kernel)),
         "not-dumpable": _agent_not_dumpable(kernel, watchdog),
-        "preload-clean": _passed(not trials.libraries(kernel, names) and not _foreign_libraries(kernel)),
+        "preload-clean": _passed(not foreign_libraries(kernel.read, names) and not _foreign_libraries(kernel)),
         "seccomp-filter": _agent_filter(kernel),
         "secret-memory": _secret(secret),
         "watched": _passed(watchdog is not None and watchdog.watching()),
@@ -124,7 +87,7 @@ def details(worker: Worker, kernel: Kernel = REAL) -> dict[str, str | int]:
     found: dict[str, str | int] = {"kernel": os.uname().release[:64], "landlock-abi": kernel.landlock_abi()}
     if core_dumps.crashes_are_logged(kernel):
         found["crashes-logged"] = 1
-    if mounts.processes_are_visible(kernel):
+    if mounts.processes_are_visible(kernel.read):
         found["processes-visible"] = 1
     notes = worker.report.notes if worker.report is not None else ()
     return found | {note: 1 for note in notes[: _MAX_DETAILS - len(found)] if not note.startswith("landlock-abi")}
@@ -227,7 +190,7 @@ def _memory_locked(kernel: Kernel) -> CheckResult:
     for line in text.splitlines():
         if line.startswith(b"VmFlags:"):
             if private and b" lo" not in line:
-                return _FAILED if memory_limits.may_lock(kernel) else _UNAVAILABLE
+                return _FAILED if kernel.may_lock() else _UNAVAILABLE
         elif b"-" in line.split(b" ", 1)[0]:
             # Shared mappings are secret memory, which is locked by its nature, or hold no secret.
             private = b" rw-p " in line

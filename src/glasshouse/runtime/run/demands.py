@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from glasshouse.attestation.claims import CheckResult, HardeningReport, WorkspaceKind, missing
 from glasshouse.errors import Code, PackageError, PlatformError, RefusedError, RunError, UsageError
+from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.runtime_side import CLOCK_LEEWAY_S
+from glasshouse.handshake.tokens import TokenClaims
 from glasshouse.package.manifest import Manifest
+from glasshouse.runtime.agent_options import AgentOptions
 from glasshouse.runtime.confine import mounts
 from glasshouse.runtime.gate.attest import now_us
-from glasshouse.runtime.run.run_state import Run, RunIdentity
+from glasshouse.runtime.gate.relay import Relay
 from glasshouse.runtime.worker import named_directory
 from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.wire.policy import GROUP_EGRESS
@@ -17,13 +20,15 @@ from glasshouse.wire.policy import GROUP_EGRESS
 _FILES = {"worker.landlock", "worker.metadata-closed"}
 
 
-def demand_launch(run: Run, identity: RunIdentity, manifest: Manifest) -> None:
+def demand_launch(
+    options: AgentOptions, relay: Relay | None, launch: LaunchFile, token: TokenClaims, manifest: Manifest
+) -> None:
     """Demand that the package is the one of this launch, its owner delegated to this broker, and the ranks fit.
 
     Raises `GlasshouseError`: they do not, or the relay cannot listen.
     """
-    group = identity.token.group
-    if run.options.ranks != (None if group is None else group.ranks):
+    group = token.group
+    if options.ranks != (None if group is None else group.ranks):
         raise UsageError(Code.USAGE, "this launch is for another number of ranks than the runtime was started for")
     if group is not None and group.machines > 1:
         if GROUP_EGRESS not in manifest.floor.egress:
@@ -32,14 +37,12 @@ def demand_launch(run: Run, identity: RunIdentity, manifest: Manifest) -> None:
                 "the owner lets nothing leave this job, and its ranks are on several machines",
                 hint=f'seal the job with egress = ["{GROUP_EGRESS}"], or run it on one machine',
             )
-        if run.processes.relay is None or len(run.options.peers) != group.machines:
+        if relay is None or len(options.peers) != group.machines:
             raise UsageError(Code.USAGE, "this runtime was not started with the addresses of all machines of its group")
-        run.processes.relay.listen(group.machine)
-    if manifest.sha256 != identity.token.manifest_sha256:
+        relay.listen(group.machine)
+    if manifest.sha256 != token.manifest_sha256:
         raise PackageError(Code.MANIFEST_MISMATCH, "the package is another than the launch token's")
-    identity.launch.check_delegation(
-        owner_public=manifest.owner_signing, now_us=now_us(), leeway_us=CLOCK_LEEWAY_S * 1_000_000
-    )
+    launch.check_delegation(owner_public=manifest.owner_signing, now_us=now_us(), leeway_us=CLOCK_LEEWAY_S * 1_000_000)
 
 
 def demand_profile(report: HardeningReport) -> None:

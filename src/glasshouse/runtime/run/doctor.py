@@ -102,7 +102,7 @@ def _seccomp(kernel: Kernel) -> Finding:
 def _filters(kernel: Kernel) -> bool:
     def filtered() -> None:
         kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-        seccomp.install(kernel, seccomp.worker(kernel.machine, isolated=False))
+        kernel.seccomp(seccomp.worker(kernel.machine, isolated=False))
 
     return _works(filtered)
 
@@ -192,7 +192,7 @@ def _locked_memory(kernel: Kernel) -> Finding:
     value = "unlimited" if limit == resource.RLIM_INFINITY else f"limit {limit >> 10} KiB"
     return _either(
         "locked-memory",
-        memory_limits.may_lock(kernel, limit) and _works(locked),
+        kernel.may_lock(limit) and _works(locked),
         (value, "the agent's memory can be kept out of swap"),
         (value, "strict is out of reach: raise the limit on locked memory (ulimit -l)"),
     )
@@ -266,7 +266,7 @@ def _processes(kernel: Kernel) -> Finding:
     if not _works(seen):
         consequence = "a run is refused: /proc hides its own processes; mount it with gid= a group of the agent's"
         return Finding("process-list", Standing.MISSING, "hidden", consequence)
-    if mounts.processes_are_visible(kernel):
+    if mounts.processes_are_visible(kernel.read):
         consequence = "other users read command lines of a script's processes; /proc with hidepid=2,gid=AGENT's ends it"
         return Finding("process-list", Standing.NOTE, "open", consequence)
     consequence = "other users of this system read no command line of a script's; from outside of a container they may"
@@ -275,7 +275,7 @@ def _processes(kernel: Kernel) -> Finding:
 
 def _shown_files(kernel: Kernel, *, all_in_sight: bool) -> Finding:
     try:
-        table = mounts.MountTable.read(kernel)
+        table = mounts.MountTable.read(kernel.read)
         kinds = table.remote_at([*shown_paths.default_read_paths(), *shown_paths.default_devices()])
         uncommon = table.uncommon()
         if all_in_sight:  # without mounts a worker keeps the machine's root, and all that is mounted in it
@@ -319,8 +319,8 @@ def _memory_order(kernel: Kernel) -> Finding:
     """Try whether the worker can be the first that the kernel ends where memory runs out; no profile needs it."""
 
     def lowered() -> None:
-        memory_limits.lower(kernel)
-        if not memory_limits.is_low(kernel):
+        memory_limits.lower(kernel.read)
+        if not memory_limits.is_low(kernel.read):
             raise OSError
 
     lost = "where memory runs out, the kernel may end the runtime too: no receipt, and a workspace with a name stays"

@@ -1,19 +1,32 @@
-"""What ends a run from outside: the watchdog's alarms, signals, and an agent that was kept from running."""
+"""What ends a run from outside: the watchdog's alarms, signals, and an agent that was kept from running.
+
+A watchdog that ends is an alarm by itself; one that is stopped, traced or kept from running raises none. So the agent
+looks at it, from its loop and for as long as the run lives, and with each look beats to the worker's init.
+
+Laws: a look blocks for no longer than a read of /proc; watchdog and agent would have to be taken in the same
+moment for neither to notice. What comes and goes between two looks is not seen.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Callable
 from functools import partial
 
 from glasshouse.errors import Code, GlasshouseError, RunError
+from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.run.run_state import Run
-from glasshouse.runtime.watchdog.heartbeat import Heartbeat
-from glasshouse.runtime.watchdog.watchdog import PERIOD_S
+from glasshouse.runtime.watchdog import watchdog
+from glasshouse.runtime.watchdog.watchdog import PERIOD_S, Watchdog
 from glasshouse.runtime.watchdog.watchdog_process import Alarm
-from glasshouse.runtime.worker.worker_init import SILENT_S
+from glasshouse.runtime.worker import SILENT_S
 from glasshouse.runtime.worker.worker_session import Stage
 
+EVERY_S = 1.0
+# A machine that was paused as a whole, or is short of everything, needs a moment until its watchdog has looked again.
+_SILENT_LOOKS = 3
 _STOP_GRACE_S = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # What the agent itself notices is never explained away by an interruption that came before it.
@@ -25,7 +38,7 @@ def install_interrupts(run: Run) -> None:
     if run.processes.watchdog is not None:
         run.loop.watch(run.processes.watchdog.alarm_fd, partial(_read_alarm, run))
         gone = partial(_alarm, run, Alarm.WATCHDOG_GONE)
-        Heartbeat(run.loop, run.processes.watchdog, gone, alive=partial(_keep_worker, run))
+        Heartbeat(run.loop, run.processes.watchdog, gone, partial(_keep_worker, run))
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     for number in _SIGNALS:
         signal.signal(number, lambda _number, _frame: None)
@@ -74,3 +87,30 @@ def _keep_worker(run: Run, since_s: float) -> None:
 def _read_signal(run: Run, reader: int) -> None:
     if set(os.read(reader, 512)) & set(_SIGNALS):
         run.stop(RunError(Code.INTERRUPTED, "the run was interrupted"), grace_s=_STOP_GRACE_S)
+
+
+class Heartbeat:
+    """Looks at a watchdog every second, and calls `alive` with the seconds since the look before, where all is well.
+
+    `gone` is called once, when it has ended, is stopped or traced, or has not looked itself for several seconds.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        watched: Watchdog,
+        gone: Callable[[], None],
+        alive: Callable[[float], None],
+    ) -> None:
+        self._loop, self._watched, self._gone, self._alive = loop, watched, gone, alive
+        self._last_s, self._silent = time.monotonic(), 0
+        loop.after(EVERY_S, self._look)
+
+    def _look(self) -> None:
+        self._silent = self._silent + 1 if self._watched.silent_s() >= watchdog.SILENT_S else 0
+        if self._silent >= _SILENT_LOOKS or not self._watched.untouched():
+            self._gone()
+        else:
+            since_s, self._last_s = time.monotonic() - self._last_s, time.monotonic()
+            self._alive(since_s)
+            self._loop.after(EVERY_S, self._look)

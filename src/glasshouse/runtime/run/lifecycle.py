@@ -1,14 +1,14 @@
 """The life of a run, top to bottom, from the moment at which its processes exist (`start_processes`).
 
-watch for interrupts → read the launch file → check it → harden and measure → attest → open the release → work →
-end (`zeroize.end_run`: worker gone, keys wiped, probes, receipt). Whatever raises on the way leads to the end.
+Read the launch file → check it → harden and measure → attest → open the release → work. Whatever raises on the way
+leads to the end (`zeroize.end_run`: worker gone, keys wiped, probes, receipt).
 """
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import BinaryIO
 
@@ -22,28 +22,23 @@ from glasshouse.evidence.log import EventLog
 from glasshouse.handshake.launch import MAX_LAUNCH_BYTES, LaunchFile
 from glasshouse.handshake.messages import Challenge
 from glasshouse.package.manifest import Manifest
-from glasshouse.runtime.agent_options import AgentOptions
 from glasshouse.runtime.gate import gpus
 from glasshouse.runtime.gate.attest import attest, now_us
 from glasshouse.runtime.gate.broker_client import BrokerClient
 from glasshouse.runtime.gate.head_keeper import HeadKeeper
-from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.keys.sealed_log import SealedLog
 from glasshouse.runtime.keys.sealing import Outputs, Sealing
 from glasshouse.runtime.keys.shared_files import look_before
-from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.roots import software
 from glasshouse.runtime.run import checks, probes
 from glasshouse.runtime.run.demands import demand_launch, demand_profile, demand_ranks, demand_workspace
-from glasshouse.runtime.run.interrupts import install_interrupts, true_cause
-from glasshouse.runtime.run.run_state import Ending, Run, RunIdentity, StepTimes, have, process_start_us
-from glasshouse.runtime.run.start_processes import Processes
-from glasshouse.runtime.run.zeroize import end_run
+from glasshouse.runtime.run.run_state import Run, RunIdentity, have
+from glasshouse.runtime.run.start_processes import seal_agent
 from glasshouse.runtime.watchdog.session_record import SessionRecord
 from glasshouse.runtime.worker.worker_session import Stage, WorkerSession
 from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.policy import Assurance
-from glasshouse.wire.states import Outcome, State
+from glasshouse.wire.states import State
 
 LAUNCH_PATIENCE_S = 120.0
 SANDBOX_PATIENCE_S = 60.0
@@ -53,38 +48,22 @@ EXIT_PATIENCE_S = 15.0
 DURATION_GRACE_S = 5.0
 
 
-def run_lifecycle(options: AgentOptions, loop: Loop, out: OutDir, processes: Processes, stdin: BinaryIO) -> Ending:
-    """Run the job whose launch file is all of `stdin`, and end it whatever came of it."""
-    start_us = process_start_us()
-    run = Run(
-        options=options,
-        loop=loop,
-        out=out,
-        times=StepTimes(start_us),
-        started_us=now_us() - (StepTimes.now_us() - start_us),
-        processes=processes,
-    )
-    ending = Ending(outcome=Outcome.COMPLETED)
-    try:
-        install_interrupts(run)
-        launch, key = _read_launch(run, stdin), SigningKey.generate()
-        log = EventLog(run_id=launch.run_id, evidence_key=key, clock_us=now_us, sink=partial(run.write, out.event))
-        run.identity = identity = RunIdentity(launch=launch, token=launch.claims(), evidence_key=key, log=log)
-        if processes.error is not None:
-            raise processes.error
-        manifest = have(processes.package).manifest
-        run.shared_before = look_before(now_ns=time.time_ns())
-        # Before anything is refused: with its key the custodian leaves the pattern that the memory is searched for.
-        hpke_public = have(processes.custodian).public()
-        demand_launch(run, identity, manifest)
-        _harden(run, identity, manifest)
-        _attest(run, identity, manifest, hpke_public)
-        _open(run, identity, manifest)
-        _work(run)
-    except Exception as error:
-        ending = Ending.of(true_cause(run, error))
-    began = run.identity is not None
-    return replace(end_run(run, ending), began=began)
+def live(run: Run, stdin: BinaryIO) -> None:
+    """Run the job whose launch file is all of `stdin`, up to its sealed outputs; whatever is raised ends the run."""
+    launch, key = _read_launch(run, stdin), SigningKey.generate()
+    log = EventLog(run_id=launch.run_id, evidence_key=key, clock_us=now_us, sink=partial(run.write, run.out.event))
+    run.identity = identity = RunIdentity(launch=launch, token=launch.claims(), evidence_key=key, log=log)
+    if run.processes.error is not None:
+        raise run.processes.error
+    manifest = have(run.processes.package).manifest
+    run.shared_before = look_before(now_ns=time.time_ns())
+    # Before anything is refused: with its key the custodian leaves the pattern that the memory is searched for.
+    hpke_public = have(run.processes.custodian).public()
+    demand_launch(run.options, run.processes.relay, launch, identity.token, manifest)
+    _harden(run, identity, manifest)
+    _attest(run, identity, manifest, hpke_public)
+    _open(run, identity, manifest)
+    _work(run)
 
 
 def _read_launch(run: Run, stdin: BinaryIO) -> LaunchFile:
@@ -137,7 +116,7 @@ def _harden(run: Run, identity: RunIdentity, manifest: Manifest) -> None:
     except OSError:
         raise RunError(Code.WORKER_FAILED, "the worker ended before it was confirmed") from None
     run.out.worker(session_of)
-    checks.seal_agent()
+    seal_agent()
     session.reach(Stage.READY, within_s=SANDBOX_PATIENCE_S)
     run.report = _observe(run, identity)
     for process, results in (("agent", run.report.agent), ("worker", run.report.worker)):

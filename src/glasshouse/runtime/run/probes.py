@@ -14,7 +14,7 @@ from functools import partial
 from glasshouse.attestation.claims import CheckResult, WorkspaceKind
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.results import Probe
-from glasshouse.runtime.confine import private_root
+from glasshouse.runtime.confine import mounts
 from glasshouse.runtime.gate import gpus
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.keys import shared_files
@@ -91,7 +91,7 @@ def probe_workspace(worker: Worker | None, *, kernel: Kernel = REAL) -> Probe:
     if worker.report.workspace is WorkspaceKind.DIRECTORY:
         # It is gone by name; what a disk or a file system keeps of it cannot be seen from here.
         return _UNVERIFIABLE(probe=name, detail="was-on-a-disk" if worker.on_disk else "was-a-directory")
-    if private_root.is_memory(kernel, worker.report.base) != (False, False):
+    if mounts.is_memory(kernel.read, worker.report.base) != (False, False):
         return _FOUND(probe=name, detail="mount-left")
     if not worker.own_process_namespace:
         return _UNVERIFIABLE(probe=name, detail="no-process-namespace")

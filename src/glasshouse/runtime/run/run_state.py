@@ -21,6 +21,7 @@ from glasshouse.handshake.runtime_side import CheckedRelease
 from glasshouse.handshake.tokens import TokenClaims
 from glasshouse.package.outputs import SealedOutput
 from glasshouse.runtime.agent_options import AgentOptions
+from glasshouse.runtime.gate.attest import now_us
 from glasshouse.runtime.gate.broker_client import BrokerClient
 from glasshouse.runtime.gate.head_keeper import HeadKeeper
 from glasshouse.runtime.keys.outdir import OutDir
@@ -63,7 +64,6 @@ class Ending:
 
     outcome: Outcome
     code: Code | None = None  # why, if it did not complete
-    began: bool = True  # whether there was a launch; without one there is no receipt
     hint: str = ""  # what a person could do, in fixed words
 
     @classmethod
@@ -80,8 +80,8 @@ class Ending:
 
     @property
     def exit_code(self) -> ExitCode:
-        """What the agent exits with."""
-        return _EXIT[self.outcome] if self.began else ExitCode.USAGE
+        """What the agent exits with, where there was a launch."""
+        return _EXIT[self.outcome]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,6 +156,14 @@ class Run:
     segments: int = 0
     stopping: RunError | None = None
     ending: Ending | None = None
+
+    @classmethod
+    def begun(cls, options: AgentOptions, loop: Loop, out: OutDir, processes: Processes) -> Run:
+        """Return the run of this process, which began when the process did."""
+        start_us = process_start_us()
+        started_us = now_us() - (StepTimes.now_us() - start_us)
+        times = StepTimes(start_us)
+        return cls(options=options, loop=loop, out=out, times=times, started_us=started_us, processes=processes)
 
     def enter(self, state: State) -> None:
         """Record a transition, and publish it to the broker."""

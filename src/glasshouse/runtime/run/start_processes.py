@@ -8,18 +8,23 @@ executes nothing, holds no secret and hardens itself.
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from glasshouse.errors import Code, GlasshouseError, InternalError, UsageError
 from glasshouse.package.read import Package
+from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.agent_options import AgentOptions
-from glasshouse.runtime.confine.memory_limits import available_bytes
+from glasshouse.runtime.confine import core_dumps, memory_limits, seccomp
 from glasshouse.runtime.confine.shown_search import Look
+from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.loop import Loop
-from glasshouse.runtime.run import checks
+from glasshouse.runtime.spawn import DEBUGGING, PRELOADING
+from glasshouse.runtime.syscalls import KernelError
 from glasshouse.runtime.watchdog import watchdog
 from glasshouse.runtime.watchdog.watchdog import Watchdog
 from glasshouse.runtime.worker import sandbox, sandbox_spec
@@ -71,8 +76,61 @@ def start_processes(options: AgentOptions, loop: Loop, custodian: str | None, lo
     return found
 
 
+def harden_agent(kernel: Kernel = REAL) -> list[str]:
+    """Harden this process, before it has threads, children or secrets; return what could not be done."""
+    notes = []
+    for name, step in (
+        # While this process is dumpable: only then a user may write its own files in /proc.
+        ("oom-score", lambda: memory_limits.lower(kernel.read)),
+        ("core-limit", core_dumps.limit),
+        ("dumpable", lambda: kernel.prctl(linux.PR_SET_DUMPABLE, 0)),
+        ("no-new-privs", lambda: kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)),
+        ("memory-lock", lambda: _lock_memory(kernel)),
+        ("seccomp", lambda: kernel.seccomp(seccomp.agent(kernel.machine, own_pid=os.getpid()))),
+    ):
+        try:
+            step()
+        except (OSError, ValueError):
+            notes.append(f"no-{name}")
+    for name in PRELOADING + DEBUGGING:
+        os.environ.pop(name, None)  # for what this process starts
+    return notes
+
+
+def seal_agent(kernel: Kernel = REAL) -> list[str]:
+    """Give up what only the building of the sandbox needed, once the worker is confirmed; return what was refused.
+
+    From here on this process starts no program, makes no namespace and has no capability but to write its own files.
+    """
+    notes = []
+    try:
+        # The folder of sealed outputs may be another user's; locked memory must stay allowed to grow.
+        kernel.drop_capabilities(keep=(linux.CAP_DAC_OVERRIDE, linux.CAP_IPC_LOCK))
+    except KernelError:
+        notes.append("no-capability-drop")
+    try:
+        kernel.seccomp(seccomp.sealed_agent(kernel.machine, own_pid=os.getpid()))
+    except KernelError:
+        notes.append("no-seccomp")
+    return notes
+
+
+def _lock_memory(kernel: Kernel) -> None:
+    """Keep all pages of this process, present and future, out of swap; a fork has to do it again; raises `OSError`."""
+    for limit in (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]):
+        try:
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+            break
+        except (OSError, ValueError):
+            continue
+    if not kernel.may_lock():
+        raise KernelError("mlockall", errno.ENOMEM)
+    # Locked when touched, not at once: a thread's stack would otherwise cost its full size.
+    kernel.mlockall(linux.MCL_CURRENT | linux.MCL_FUTURE | linux.MCL_ONFAULT)
+
+
 def _start(found: Processes, options: AgentOptions, loop: Loop, custodian: str | None, look: Look | None) -> None:
-    checks.harden_agent()
+    harden_agent()
     found.watchdog = watchdog.start()
     # Opened once: what is parsed here is what custodian and worker read later, whatever becomes of the name.
     try:
@@ -118,4 +176,4 @@ def _start(found: Processes, options: AgentOptions, loop: Loop, custodian: str |
 
 def _workspace_bytes() -> int:
     """Let the workspace grow to half of the memory that is left to this run; what is not used costs nothing."""
-    return max(_LEAST_WORKSPACE_BYTES, available_bytes() // 2)
+    return max(_LEAST_WORKSPACE_BYTES, memory_limits.available_bytes() // 2)

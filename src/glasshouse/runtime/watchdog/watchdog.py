@@ -8,7 +8,7 @@ It also looks from outside with no capability, as another process of the same us
 
 Laws: it is forked before the agent has threads or secrets; it holds no descriptor but its own; its end is
 an alarm by itself (`alarm_fd` reaches its end of file), and the agent looks at it in turn
-(`heartbeat`); it does not outlive the agent. Reading memory by root through /proc/PID/mem, and a tracer that
+(`run.interrupts`); it does not outlive the agent. Reading memory by root through /proc/PID/mem, and a tracer that
 comes and goes between two looks, are not noticed.
 """
 

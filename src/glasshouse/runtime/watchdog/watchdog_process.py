@@ -17,7 +17,8 @@ from enum import StrEnum
 
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import seccomp
-from glasshouse.runtime.kernel import Kernel, KernelError, detach
+from glasshouse.runtime.kernel import Kernel, detach
+from glasshouse.runtime.syscalls import KernelError
 from glasshouse.runtime.watchdog.process_tree import ProcessTree, TreeState
 
 STOPPED_AGENT_S = 5.0
@@ -65,7 +66,7 @@ class TracerWatch:
             lambda: self._kernel.prctl(linux.PR_SET_PDEATHSIG, signal.SIGCONT),  # a stopped watchdog wakes and leaves
             lambda: self._kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1),
             self._kernel.drop_capabilities,
-            lambda: seccomp.install(self._kernel, seccomp.worker(self._kernel.machine, isolated=False)),
+            lambda: self._kernel.seccomp(seccomp.worker(self._kernel.machine, isolated=False)),
         ):
             with contextlib.suppress(KernelError):  # what counts is observed on agent and worker
                 step()

@@ -1,1 +1,7 @@
 """The sandboxed worker: how it starts, and what it sends."""
+
+# Of the worker's init, which the agent hears from and beats to; one side imports little, the other not the init.
+STATUS_BYTES = 4  # of the worker's wait status, which it writes last
+# How long it waits for a beat: longer than a slow disk takes for what the agent writes at once; the agent beats once a
+# second from the first beat on.
+SILENT_S = 60.0

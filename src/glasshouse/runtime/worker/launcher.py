@@ -24,8 +24,9 @@ import select
 import sys
 
 from glasshouse.runtime import kernel as linux
-from glasshouse.runtime.confine import logged_once, memory_limits, private_root, read_only_package
-from glasshouse.runtime.kernel import REAL, Kernel, KernelError
+from glasshouse.runtime.confine import logged_once, memory_limits, mounts, private_root, read_only_package
+from glasshouse.runtime.kernel import REAL, Kernel
+from glasshouse.runtime.syscalls import KernelError
 from glasshouse.runtime.worker import sandbox_steps as steps
 from glasshouse.runtime.worker import worker_init
 from glasshouse.runtime.worker.sandbox_steps import NETWORK, PACKAGE_FD, SandboxBuild, Spec, print_line, put_score
@@ -79,7 +80,7 @@ def run(kernel: Kernel, spec: Spec, link: int, answer: int) -> None:
     _separate(box)
     box.notes += [] if logged else ["exec-logged"]
     # The agent's own, as this process inherited it.
-    box.notes += [] if memory_limits.is_low(kernel) else ["no-oom-score"]
+    box.notes += [] if memory_limits.is_low(kernel.read) else ["no-oom-score"]
     box.notes += ["oom-group"] if memory_limits.ends_together() else []
     _hand_over(answer)
     # While /proc can be written, and with its capabilities: the kernel then does not let it be lowered again. Where
@@ -101,7 +102,7 @@ def run(kernel: Kernel, spec: Spec, link: int, answer: int) -> None:
         steps.connect_ranks(box)
     steps.confine(box)
     observed = steps.observe(box, found)
-    in_memory, no_swap = private_root.is_memory(kernel, box.base)
+    in_memory, no_swap = mounts.is_memory(kernel.read, box.base)
     workspace = "directory" if not in_memory else "tmpfs-noswap" if no_swap else "tmpfs"
     os.write(link, report(observed, workspace, box.base, box.notes))
     os.dup2(link, LINK_FD, inheritable=True)

@@ -15,7 +15,7 @@ import fcntl
 import os
 
 from glasshouse.errors import Code, PlatformError
-from glasshouse.runtime.confine import memory_limits
+from glasshouse.runtime.confine import memory_limits, mounts
 from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.watchdog.session_record import Process
 
@@ -68,10 +68,8 @@ def make(parents: list[str] | None = None, *, least_bytes: int = 0, disk: bool =
 
 def room(path: str) -> tuple[bool, int]:
     """Return whether a directory lies in memory, and how many bytes have room there."""
-    from glasshouse.runtime.confine import mounts
-
     try:
-        mount = mounts.MountTable.read(REAL).at(os.path.realpath(path))
+        mount = mounts.MountTable.read(REAL.read).at(os.path.realpath(path))
         return mount is not None and mount.kind == _MEMORY, _free_bytes(path)
     except (OSError, ValueError):
         return False, 0
@@ -161,10 +159,8 @@ def _gone(path: str) -> bool:
 
 def _in_memory() -> list[str]:
     """Return the memory file systems that this user may write to, the one with the most room first."""
-    from glasshouse.runtime.confine import mounts
-
     try:
-        places = mounts.MountTable.read(REAL).places(_MEMORY)
+        places = mounts.MountTable.read(REAL.read).places(_MEMORY)
     except (OSError, ValueError):
         return []  # no Linux, or no table
     own = [place for place in places if place == _SHARED or not (place + "/").startswith(_OF_THE_KERNEL)]

@@ -24,7 +24,7 @@ from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, Kernel
 from glasshouse.runtime.loop import refuse_descriptors
 from glasshouse.runtime.spawn import spawn
 from glasshouse.runtime.watchdog.session_record import members
-from glasshouse.runtime.worker import named_directory, worker_init
+from glasshouse.runtime.worker import STATUS_BYTES, named_directory
 from glasshouse.runtime.worker.controls import Controls
 from glasshouse.runtime.worker.named_directory import NamedDirectory
 from glasshouse.runtime.worker.sandbox_spec import SandboxReport, SandboxSpec
@@ -159,7 +159,7 @@ class Worker:
         with contextlib.suppress(OSError):
             # Before it there may be a package that was never taken.
             while data := self._receive():
-                if len(data) == worker_init.STATUS_BYTES:
+                if len(data) == STATUS_BYTES:
                     return os.waitstatus_to_exitcode(int.from_bytes(data, "big"))
         self._kill_group()
         return os.waitstatus_to_exitcode(init_status) or -signal.SIGKILL
@@ -168,7 +168,7 @@ class Worker:
         while True:
             # Raised once, and before what was sent: the init ended with a beat that it had not read.
             with contextlib.suppress(ConnectionResetError):
-                return self._answer.recv(worker_init.STATUS_BYTES, socket.MSG_DONTWAIT)
+                return self._answer.recv(STATUS_BYTES, socket.MSG_DONTWAIT)
 
     def end(self, *, patience_s: float = 2.0) -> int:
         """Kill, wait, and remove what has a name; returns the exit code. May be called twice.

@@ -19,7 +19,9 @@ from glasshouse.runtime.confine import (
     shown_search,
     trials,
 )
-from glasshouse.runtime.kernel import Kernel, KernelError
+from glasshouse.runtime.kernel import Kernel
+from glasshouse.runtime.spawn import DEBUGGING, foreign_libraries
+from glasshouse.runtime.syscalls import KernelError
 
 LOOK_FD = 6
 PACKAGE_FD = 7
@@ -77,7 +79,8 @@ def stored_remotely(box: SandboxBuild) -> list[str]:
     """Return a note where a server besides this kernel sees what is read and asked of the package."""
     try:
         # In the namespace that it was opened in: the view of it is in no table of mounts.
-        kind = mounts.MountTable.read(box.kernel).kind_of(box.kernel, PACKAGE_FD) if box.spec.package else None
+        read = box.kernel.read
+        kind = mounts.MountTable.read(read).kind_of(read, PACKAGE_FD) if box.spec.package else None
     except (OSError, ValueError):
         kind = "unknown"
     return [f"package-remote-{kind}"] if kind else []
@@ -129,7 +132,7 @@ def found_beneath(box: SandboxBuild) -> list[tuple[str, str]]:
 def cover_remote(box: SandboxBuild, found: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Cover remote file systems beneath what is shown, and note those that stay; return what was found elsewhere."""
     cover = (lambda folder: private_root.cover(box.kernel, folder)) if box.private else None
-    left, covered = mounts.close(box.kernel, box.spec.read + box.spec.devices, cover=cover)
+    left, covered = private_root.cover_remote(box.kernel, box.spec.read + box.spec.devices, cover=cover)
     box.notes += left
     for folder in covered[:_MAX_PRINTED]:
         print_line(b"covered, since a server sees each name looked up there: " + os.fsencode(folder))
@@ -179,7 +182,7 @@ def confine(box: SandboxBuild) -> None:
     try:
         init = os.getppid()
         program = seccomp.worker(kernel.machine, isolated=box.isolated, loopback=loopback, init=init)
-        seccomp.install(kernel, program)
+        kernel.seccomp(program)
     except KernelError:
         box.notes.append("no-seccomp-filter")
 
@@ -191,11 +194,11 @@ def observe(box: SandboxBuild, found: list[tuple[str, str]]) -> dict[str, bool |
     ways_out = file_trials.ways_out(found, private_root=box.private)
     loopback = "loopback" in notes
     tried = {
-        "debug-env-clean": [name for name in names if name in trials.DEBUGGING],
+        "debug-env-clean": [name for name in names if name in DEBUGGING],
         "egress-closed": trials.egress(kernel, spec.targets, isolated=box.isolated, loopback=loopback) + ways_out,
         "landlock": file_trials.files(box.base, [str(spec.targets["file"])]),
         "metadata-closed": file_trials.metadata(kernel, package=box.package, paths=spec.read + spec.devices),
-        "preload-clean": trials.libraries(kernel, names),
+        "preload-clean": foreign_libraries(kernel.read, names),
         "seccomp-filter": trials.system_calls(kernel, isolated=box.isolated),
     }
     of_kernel = file_trials.kernel_files(private_root.HIDDEN)

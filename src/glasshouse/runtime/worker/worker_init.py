@@ -18,11 +18,10 @@ import time
 
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import core_dumps, seccomp
-from glasshouse.runtime.kernel import Kernel, KernelError
+from glasshouse.runtime.kernel import Kernel
+from glasshouse.runtime.syscalls import KernelError
+from glasshouse.runtime.worker import SILENT_S, STATUS_BYTES
 
-STATUS_BYTES = 4
-# Longer than a slow disk takes for what the agent writes at once; it beats once a second from the first beat on.
-SILENT_S = 60.0
 # A signal that came in the moment before it was listened for would be lost.
 _LOOK_S = 1.0
 _BEAT_BYTES = 16
@@ -76,7 +75,7 @@ def _settle(kernel: Kernel, keep: set[int]) -> None:
         lambda: kernel.prctl(linux.PR_SET_CHILD_SUBREAPER, 1),
         kernel.drop_capabilities,
         lambda: kernel.prctl(linux.PR_SET_NO_NEW_PRIVS, 1),
-        lambda: seccomp.install(kernel, seccomp.worker(kernel.machine, isolated=False)),
+        lambda: kernel.seccomp(seccomp.worker(kernel.machine, isolated=False)),
     ):
         try:
             step()
