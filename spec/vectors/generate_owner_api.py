@@ -19,8 +19,7 @@ from glasshouse.evidence.heads import countersign
 from glasshouse.evidence.log import EventLog
 from glasshouse.evidence.stored import StoredPart
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.owner_request import REQUEST_TYPE, sign_request
-from glasshouse.handshake.signed_policy import SIGNED_POLICY_TYPE, SignedPolicy
+from glasshouse.handshake.owner_api import REQUEST_TYPE, SIGNED_POLICY_TYPE, SignedPolicy, sign_request
 from glasshouse.wire import dsse, jwt
 from glasshouse.wire.canonical import b64encode, encode
 from glasshouse.wire.crypto import SigningKey, sha256

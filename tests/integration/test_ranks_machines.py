@@ -15,7 +15,7 @@ import pytest
 
 from glasshouse.errors import Code, ExitCode, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.tokens import issue_token
+from glasshouse.handshake.launch import issue_token
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.group import Group
 from tools.machine import needs_landlock, needs_namespaces

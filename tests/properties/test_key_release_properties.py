@@ -19,10 +19,9 @@ from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.verify import check_1_message
 from glasshouse.errors import GlasshouseError
 from glasshouse.handshake.delegation import Delegation
-from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.launch import LaunchFile, parse_token
 from glasshouse.handshake.messages import Challenge, ReleaseMessage
-from glasshouse.handshake.token_checks import check_challenge_request
-from glasshouse.handshake.tokens import parse_token
+from glasshouse.handshake.records import check_challenge_request
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.policy import Profile

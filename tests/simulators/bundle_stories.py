@@ -16,7 +16,7 @@ from glasshouse.evidence.countersignature import COUNTERSIGNED_RECEIPT_TYPE
 from glasshouse.evidence.heads import CountersignedHead, Head
 from glasshouse.evidence.receipt import RECEIPT_TYPE
 from glasshouse.handshake.delegation import Use
-from glasshouse.handshake.tokens import TokenClaims
+from glasshouse.handshake.launch import TokenClaims
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.crypto import sha256

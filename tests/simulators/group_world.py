@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glasshouse.handshake.tokens import TokenClaims
+from glasshouse.handshake.launch import TokenClaims
 from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
 from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.group import Group

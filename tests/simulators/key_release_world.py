@@ -34,10 +34,9 @@ from glasshouse.handshake.broker_side import (
     check_13_budget,
 )
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.launch import LaunchFile, TokenClaims, issue_token
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
-from glasshouse.handshake.tokens import TokenClaims, issue_token
 from glasshouse.wire import dsse
 from glasshouse.wire.crypto import RecipientKey, SigningKey, derive, sha256
 from glasshouse.wire.group import Group

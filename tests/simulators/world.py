@@ -31,9 +31,9 @@ from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.results import Loss, Output, Probe, Work
 from glasshouse.handshake import broker_side, runtime_side
 from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.launch import TokenClaims, issue_token
 from glasshouse.handshake.messages import Challenge, ReleaseMessage
 from glasshouse.handshake.records import DeploymentRecord
-from glasshouse.handshake.tokens import TokenClaims, issue_token
 from glasshouse.package.layout import key_commitment
 from glasshouse.package.manifest import Manifest
 from glasshouse.wire.canonical import decode

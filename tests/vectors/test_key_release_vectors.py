@@ -29,12 +29,10 @@ from glasshouse.handshake.group_rules import (
     check_14_group,
     check_release_request,
 )
-from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.launch import LaunchFile, parse_token
 from glasshouse.handshake.messages import Challenge, Pending
-from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
+from glasshouse.handshake.records import DeploymentRecord, LaunchRecord, check_challenge_request
 from glasshouse.handshake.runtime_side import check_release, read_challenge
-from glasshouse.handshake.token_checks import check_challenge_request
-from glasshouse.handshake.tokens import parse_token
 from glasshouse.wire.canonical import b64decode, b64encode, encode
 from glasshouse.wire.crypto import RecipientKey
 from glasshouse.wire.group import Group

@@ -11,8 +11,7 @@ import pytest
 
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.stored import StoredPart
-from glasshouse.handshake.owner_request import authenticate, check_body, check_serial
-from glasshouse.handshake.signed_policy import SignedPolicy
+from glasshouse.handshake.owner_api import SignedPolicy, authenticate, check_body, check_serial
 from glasshouse.wire.crypto import key_id
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,8 @@ from glasshouse.attestation.evidence import EVIDENCE_TYPE, SignedEvidence
 from glasshouse.attestation.measurements.measured import PARTS, Measured
 from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.handshake.delegation import DELEGATION_TYPE, Use
+from glasshouse.handshake.launch import CLOCK_STEP_S, TOKEN_TYPE, issue_token
 from glasshouse.handshake.messages import REQUEST_TYPE
-from glasshouse.handshake.tokens import CLOCK_STEP_S, TOKEN_TYPE, issue_token
 from glasshouse.wire import dsse, jwt
 from glasshouse.wire.canonical import b64encode, decode, encode
 from glasshouse.wire.crypto import SigningKey

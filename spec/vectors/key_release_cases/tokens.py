@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from glasshouse.handshake.tokens import issue_token
+from glasshouse.handshake.launch import issue_token
 from glasshouse.wire import jwt
 from glasshouse.wire.canonical import b64encode, encode
 from glasshouse.wire.crypto import SigningKey

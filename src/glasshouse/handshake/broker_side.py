@@ -21,8 +21,7 @@ from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.root_table import check_12_hardware
 from glasshouse.errors import Code
 from glasshouse.handshake.messages import PACKAGE_KEY_BYTES, Challenge, ReleaseMessage, release_info
-from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
-from glasshouse.handshake.token_checks import check_3_token
+from glasshouse.handshake.records import DeploymentRecord, LaunchRecord, check_3_token
 from glasshouse.wire.crypto import SigningKey, hpke_seal
 
 EAR_GRACE_S = 3600

@@ -1,4 +1,8 @@
-"""What the owner recorded at the broker: the deployment and the launch that evidence is compared with."""
+"""What the owner recorded at the broker, the deployment and the launch, and check 3 of the gate, which holds to it.
+
+Laws: a token is compared with the broker's own records and challenge, never with what evidence claims; the challenge
+request is judged by the same rules.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,20 @@ from functools import lru_cache
 
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.handshake.delegation import Delegation
+from glasshouse.attestation.refusal import CheckFailedError, check_1, check_same, check_signed
+from glasshouse.errors import Code, FormatError, VerificationError
+from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.launch import TokenClaims, parse_token
+from glasshouse.handshake.messages import MAX_REQUEST_BYTES, REQUEST_TYPE, ChallengeRequest
+from glasshouse.wire.crypto import key_id
 from glasshouse.wire.group import Group
 from glasshouse.wire.policy import Floor
+
+_CODES = {
+    Code.WRONG_TYPE: Code.TOKEN_TYPE,
+    Code.TOKEN_EXPIRED: Code.TOKEN_EXPIRED,
+    Code.TOKEN_CLAIM: Code.TOKEN_CLAIM,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,3 +79,117 @@ class LaunchRecord:
 def _digest(part: Floor | DeploymentPolicy) -> bytes:
     # Of equal values, and so of equal canonical bytes: a gate asks for the same few a dozen times a release.
     return part.sha256
+
+
+def check_challenge_request(message: bytes, *, broker_public: bytes, now_us: int) -> TokenClaims:
+    """Check a challenge request on its own: size, schema, token, and the launch key's signature.
+
+    The caller then looks up the records that the token names and calls `check_standing`. The same
+    request sent again has the same bytes, so that a broker may answer it with the same challenge.
+
+    Raises:
+        CheckFailedError: `message-too-large`, `message-invalid` (1), or a token code (3).
+    """
+    request, envelope = check_1("a challenge request", message, MAX_REQUEST_BYTES, ChallengeRequest.open)
+    token = _token(request.token, broker_public=broker_public, now_us=now_us)
+    unsigned = "a challenge request that the token's launch key did not sign"
+    check_signed(envelope, REQUEST_TYPE, token.launch_public, check="3", code=Code.TOKEN_KEY, message=unsigned)
+    return token
+
+
+def check_standing(
+    token: TokenClaims, *, record: DeploymentRecord, launch: LaunchRecord, broker_public: bytes, now_us: int
+) -> None:
+    """The token's claims are those of the records, and the deployment may still release.
+
+    Raises:
+        CheckFailedError: `token-expired`, `token-key-mismatch`, `token-claim-mismatch`,
+            `deployment-expired`, `package-revoked` or `delegation-invalid`.
+    """
+    _check_records(token, record=record, launch=launch, now_us=now_us)
+    _check_deployment(record, broker_public=broker_public, now_us=now_us)
+
+
+def check_releasable(record: DeploymentRecord, launch: LaunchRecord, *, broker_public: bytes, now_us: int) -> None:
+    """What was decided for a launch may still be handed to it: neither it nor its deployment is over.
+
+    Raises:
+        CheckFailedError: `token-expired`, `deployment-expired`, `package-revoked` or `delegation-invalid`.
+    """
+    _check_launch(launch, now_us)
+    _check_deployment(record, broker_public=broker_public, now_us=now_us)
+
+
+def check_3_token(
+    text: str, *, record: DeploymentRecord, launch: LaunchRecord, deployment: str, broker_public: bytes, now_us: int
+) -> TokenClaims:
+    """The launch token is ours, valid, and agrees with launch record, deployment record and challenge.
+
+    Raises:
+        CheckFailedError: `token-type-mismatch`, `token-signature-invalid`, `token-expired`,
+            `token-key-mismatch`, `token-claim-mismatch`, `deployment-expired`, `package-revoked` or
+            `delegation-invalid`.
+    """
+    token = _token(text, broker_public=broker_public, now_us=now_us)
+    _check_records(token, record=record, launch=launch, now_us=now_us)
+    check_same("3", Code.TOKEN_CLAIM, "a token for another deployment", deployment, token.deployment)
+    _check_deployment(record, broker_public=broker_public, now_us=now_us)
+    return token
+
+
+def _token(text: str, *, broker_public: bytes, now_us: int) -> TokenClaims:
+    try:
+        return parse_token(text, broker_public=broker_public, now_us=now_us)
+    except FormatError as error:
+        # What is not a token of ours at all has no signature of ours either.
+        raise CheckFailedError("3", _CODES.get(error.code, Code.TOKEN_SIGNATURE), error.message) from None
+
+
+def _check_records(token: TokenClaims, *, record: DeploymentRecord, launch: LaunchRecord, now_us: int) -> None:
+    _check_launch(launch, now_us)
+    if token.launch_public != launch.launch_public:
+        raise CheckFailedError(
+            "3",
+            Code.TOKEN_KEY,
+            "a token for another launch key than recorded",
+            expected=key_id(launch.launch_public),
+            actual=key_id(token.launch_public),
+        )
+    for what, expected, actual in (
+        ("id", launch.jti, token.jti),
+        ("deployment", launch.deployment, token.deployment),
+        ("deployment", record.deployment, token.deployment),
+        ("run", launch.run_id, token.run_id),
+        ("container id", launch.container_id, token.container_id),
+        ("container source", launch.container_source.value, token.container_source.value),
+        ("package", record.package_id, token.package_id),
+        ("manifest", record.manifest_sha256.hex(), token.manifest_sha256.hex()),
+        ("floor", record.floor_sha256.hex(), token.floor_sha256.hex()),
+        ("policy", record.policy_sha256.hex(), token.policy_sha256.hex()),
+        ("group", _group_text(launch.group), _group_text(token.group)),
+    ):
+        check_same("3", Code.TOKEN_CLAIM, f"a token for another {what}", expected, actual)
+
+
+def _check_launch(launch: LaunchRecord, now_us: int) -> None:
+    if now_us >= launch.expires_us:
+        raise CheckFailedError("3", Code.TOKEN_EXPIRED, "a launch that has expired")
+
+
+def _check_deployment(record: DeploymentRecord, *, broker_public: bytes, now_us: int) -> None:
+    if now_us >= record.policy.not_after_us:
+        raise CheckFailedError("3", Code.DEPLOYMENT_EXPIRED, "a deployment that has expired")
+    if record.revoked:
+        raise CheckFailedError("3", Code.PACKAGE_REVOKED, "a package whose key the owner revoked")
+    if record.delegation is None:
+        raise CheckFailedError("3", Code.CHAIN_DELEGATION, "the package's owner delegated nothing to this broker")
+    try:
+        record.delegation.check(Use.RELEASE, broker_public=broker_public, at_us=now_us)
+    except VerificationError as error:
+        raise CheckFailedError("3", error.code, error.message) from None
+
+
+def _group_text(group: Group | None) -> str:
+    if group is None:
+        return "none"
+    return f"machine {group.machine} of {group.machines}, {group.ranks} ranks each, in {group.id.hex()}"

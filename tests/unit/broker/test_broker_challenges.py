@@ -11,9 +11,9 @@ import pytest
 from glasshouse.broker.decide.challenges import ChallengeIssuer, GateLimits
 from glasshouse.errors import Code, RefusedError
 from glasshouse.evidence.heads import CountersignedHead
+from glasshouse.handshake.launch import CLOCK_STEP_S
 from glasshouse.handshake.messages import Challenge, ReleaseMessage
 from glasshouse.handshake.runtime_side import challenge_request
-from glasshouse.handshake.tokens import CLOCK_STEP_S
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire import jwt
 from glasshouse.wire.states import State

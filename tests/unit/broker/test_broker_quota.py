@@ -15,7 +15,7 @@ from glasshouse.broker.http.admission import Admission
 from glasshouse.broker.store.quota import Quota
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, RefusedError
-from glasshouse.handshake.owner_request import OwnerRequest
+from glasshouse.handshake.owner_api import OwnerRequest
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire.crypto import SigningKey
 from simulators.local_broker import LocalBroker

@@ -17,7 +17,7 @@ from glasshouse.broker.http import tls
 from glasshouse.broker.http.connections import MOST_CONNECTIONS, MOST_OF_ADDRESS
 from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
 from glasshouse.errors import Code, FormatError, PeerError, RefusedError, UsageError
-from glasshouse.handshake.owner_request import sign_request
+from glasshouse.handshake.owner_api import sign_request
 from glasshouse.providers.protocol.line import GateLine
 from glasshouse.tamper.stage import clock_us
 from glasshouse.wire.canonical import decode

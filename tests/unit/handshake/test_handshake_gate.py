@@ -15,8 +15,8 @@ from glasshouse.attestation.verify import check_1_message
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.handshake import broker_side
 from glasshouse.handshake.delegation import Use
+from glasshouse.handshake.launch import issue_token
 from glasshouse.handshake.messages import ReleaseMessage, release_info
-from glasshouse.handshake.tokens import issue_token
 from glasshouse.wire import dsse, jwt
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.states import State

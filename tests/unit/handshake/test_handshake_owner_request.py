@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glasshouse.errors import Code, RefusedError
-from glasshouse.handshake.owner_request import StaleRequestError, authenticate, sign_request
+from glasshouse.handshake.owner_api import StaleRequestError, authenticate, sign_request
 from glasshouse.wire.crypto import SigningKey, key_id
 
 OWNER, GATE = SigningKey(b"\x01" * 32), SigningKey(b"\x02" * 32)

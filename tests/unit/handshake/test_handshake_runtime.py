@@ -9,8 +9,9 @@ import pytest
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, VerificationError
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.launch import LaunchFile, parse_token, parse_token_at_issue
 from glasshouse.handshake.messages import Challenge, ChallengeRequest
+from glasshouse.handshake.records import check_challenge_request, check_standing
 from glasshouse.handshake.runtime_side import (
     CheckedRelease,
     challenge_request,
@@ -18,8 +19,6 @@ from glasshouse.handshake.runtime_side import (
     evidence_message,
     read_challenge,
 )
-from glasshouse.handshake.token_checks import check_challenge_request, check_standing
-from glasshouse.handshake.tokens import parse_token, parse_token_at_issue
 from glasshouse.wire import dsse
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from simulators.key_release_world import NOW_US, SECOND_US, World, digest, identifier, signing_key

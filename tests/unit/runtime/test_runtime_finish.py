@@ -18,8 +18,7 @@ from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import EventLog
 from glasshouse.evidence.results import Probe
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.launch import LaunchFile
-from glasshouse.handshake.tokens import TokenClaims, issue_token
+from glasshouse.handshake.launch import LaunchFile, TokenClaims, issue_token
 from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse.package.read import Package
 from glasshouse.runtime.agent_options import AgentOptions

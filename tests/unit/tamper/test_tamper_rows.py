@@ -14,7 +14,7 @@ from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.decide.key_release import GroupReleases
 from glasshouse.broker.decide.releases import make_release, write_release
 from glasshouse.errors import Code, InternalError
-from glasshouse.handshake import token_checks
+from glasshouse.handshake import records
 from glasshouse.tamper.attacks import (
     ATTACKS,
     CONTROL,
@@ -135,7 +135,7 @@ def test_a_gate_that_lets_two_machines_be_one_is_found_out(owner: Owner, monkeyp
         ("anti-debug disabled", appraise, "check_11_hardening"),
         ("runtime state spoofed", appraise, "check_10_state"),
         ("anti-debug profile downgrade", appraise, "check_11_hardening"),
-        ("JWT claim mismatch", token_checks, "check_same"),
+        ("JWT claim mismatch", records, "check_same"),
     ],
 )
 def test_a_gate_that_lost_a_check_is_found_out_by_the_story_about_it(

@@ -11,9 +11,7 @@ from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.api.audit_chain import GENESIS, verify_chain
 from glasshouse.broker.client.owner_client import OwnerClient, Reply, another_gate, exchange
 from glasshouse.errors import Code, UsageError, VerificationError
-from glasshouse.handshake.audit_head import AuditHead
-from glasshouse.handshake.owner_request import WINDOW_S, sign_request
-from glasshouse.handshake.signed_policy import SignedPolicy
+from glasshouse.handshake.owner_api import WINDOW_S, AuditHead, SignedPolicy, sign_request
 from glasshouse.package.manifest import parse_signed
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import SigningKey

@@ -14,9 +14,9 @@ from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import challenges
 from glasshouse.errors import Code, RefusedError
 from glasshouse.handshake import broker_side
+from glasshouse.handshake.launch import TokenClaims
 from glasshouse.handshake.messages import Challenge
-from glasshouse.handshake.token_checks import check_challenge_request, check_standing
-from glasshouse.handshake.tokens import TokenClaims
+from glasshouse.handshake.records import check_challenge_request, check_standing
 from glasshouse.wire.crypto import sha256
 
 _SWEEP_EVERY_US = 1_000_000

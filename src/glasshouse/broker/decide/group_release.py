@@ -24,8 +24,7 @@ from glasshouse.handshake.group_rules import (
     check_release_request,
 )
 from glasshouse.handshake.messages import Challenge
-from glasshouse.handshake.records import LaunchRecord
-from glasshouse.handshake.token_checks import check_releasable
+from glasshouse.handshake.records import LaunchRecord, check_releasable
 
 # Built once.
 _ASKED = (

@@ -25,8 +25,8 @@ from glasshouse.broker.store.quota import Quota
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, RefusedError, UsageError, VerificationError
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.signed_policy import SignedPolicy
-from glasshouse.handshake.tokens import TokenClaims, issue_token
+from glasshouse.handshake.launch import TokenClaims, issue_token
+from glasshouse.handshake.owner_api import SignedPolicy
 from glasshouse.package.layout import check_commitment
 from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.wire.canonical import Json

@@ -15,7 +15,7 @@ from glasshouse.broker.store.database_schema import audit, challenges, deploymen
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, UsageError
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES
-from glasshouse.handshake.audit_head import AuditHead
+from glasshouse.handshake.owner_api import AuditHead
 from glasshouse.wire.canonical import Json, b64encode, decode
 from glasshouse.wire.states import Outcome
 

@@ -16,7 +16,7 @@ from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import owners as enrolled
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, RefusedError
-from glasshouse.handshake.owner_request import OwnerRequest, authenticate, check_body, check_serial
+from glasshouse.handshake.owner_api import OwnerRequest, authenticate, check_body, check_serial
 from glasshouse.wire.crypto import key_id
 
 _LAST = select(enrolled.c.serial_us).where(enrolled.c.owner == bindparam("named"))

@@ -27,8 +27,8 @@ from glasshouse.errors import Code, FormatError, RefusedError, UsageError, Verif
 from glasshouse.evidence.heads import CountersignedHead
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.group_rules import GroupState
+from glasshouse.handshake.owner_api import SignedPolicy
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
-from glasshouse.handshake.signed_policy import SignedPolicy
 from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.wire.crypto import key_id
 from glasshouse.wire.group import Group

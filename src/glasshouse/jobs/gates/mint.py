@@ -8,8 +8,7 @@ from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.api.owner_calls import LaunchRequest
 from glasshouse.errors import Code, FormatError, PeerError
-from glasshouse.handshake.launch import LaunchFile
-from glasshouse.handshake.tokens import parse_token_at_issue
+from glasshouse.handshake.launch import LaunchFile, parse_token_at_issue
 from glasshouse.jobs.gates.run_broker import Reached
 from glasshouse.package.manifest import Manifest
 from glasshouse.providers.place.local import LocalPlace

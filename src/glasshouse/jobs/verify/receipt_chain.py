@@ -21,7 +21,7 @@ from glasshouse.evidence.countersignature import CountersignedReceipt
 from glasshouse.evidence.heads import CountersignedHead, Head
 from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, Receipt
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.tokens import TokenClaims, parse_token_at_issue
+from glasshouse.handshake.launch import TokenClaims, parse_token_at_issue
 from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.wire import jwt
 from glasshouse.wire.crypto import key_id, sha256

@@ -16,9 +16,8 @@ from glasshouse.evidence.events import EventType
 from glasshouse.evidence.log import EventLog
 from glasshouse.evidence.receipt import LIFECYCLE
 from glasshouse.evidence.results import WEIGHTS, Output
-from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.launch import LaunchFile, TokenClaims
 from glasshouse.handshake.runtime_side import CheckedRelease
-from glasshouse.handshake.tokens import TokenClaims
 from glasshouse.package.outputs import SealedOutput
 from glasshouse.runtime.agent_options import AgentOptions
 from glasshouse.runtime.gate.attest import now_us

@@ -1,8 +1,11 @@
-"""An owner's signed request to a gate that others use too: by whom, for what, when and in which order.
+"""What an owner and a gate that others use too sign for each other (spec/owner-api.md).
+
+A request of an owner: by whom, for what, when and in which order. A deployment's policy, signed for one gate: who edits
+that gate's database cannot change it. The head of an owner's audit log, signed by the gate: who keeps one notices when
+the log is another later.
 
 Laws: what is not signed by an owner who is enrolled is refused before anything of it is acted on, and every such
 refusal is the same; a request is for one gate, one method, one target and one body; it is taken once.
-Source: spec/owner-api.md.
 """
 
 from __future__ import annotations
@@ -12,12 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+from glasshouse.attestation.policy import MAX_POLICY_BYTES, DeploymentPolicy
 from glasshouse.errors import Code, FormatError, RefusedError
-from glasshouse.wire import jwt
+from glasshouse.wire import dsse, jwt
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import SigningKey, key_id, sha256
-from glasshouse.wire.record import Member, Record, Sha256, choice, integer, text
+from glasshouse.wire.record import Member, Record, Sha256, choice, integer, octets, text
 
+AUDIT_HEAD_TYPE = "application/vnd.glasshouse.audit-head+json"
+SIGNED_POLICY_TYPE = "application/vnd.glasshouse.deployment+json"
 REQUEST_TYPE = "glasshouse-owner-request+jwt"
 WINDOW_S = 300
 _SCHEME = "Glasshouse "
@@ -166,3 +172,22 @@ def _invalid() -> RefusedError:
         "not a request that an owner who is enrolled at this gate signed for it",
         hint="its operator enrols you: glasshouse broker serve --owner owner.pub",
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedPolicy(dsse.Signed, name="signed policy", max_bytes=2 * MAX_POLICY_BYTES, payload_type=SIGNED_POLICY_TYPE):
+    """A policy, of which package, at which gate; signed by the owner."""
+
+    broker_public: Annotated[bytes, octets(32)]  # the gate's signing key
+    manifest_sha256: Sha256  # of the package
+    policy: DeploymentPolicy  # what a release demands
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditHead(dsse.Signed, name="audit head", max_bytes=2048, payload_type=AUDIT_HEAD_TYPE):
+    """Where an owner's audit log ends, signed by the gate."""
+
+    owner: Annotated[bytes, octets(32)]  # whose log it is, their public signing key
+    records: int  # how many it has
+    sha256: Sha256  # the hash of the last one, or 32 zero bytes
+    time_us: int  # when the gate signed this
