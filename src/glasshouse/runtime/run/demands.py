@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from glasshouse.attestation.claims import CheckResult, HardeningReport, WorkspaceKind, missing
 from glasshouse.errors import Code, PackageError, PlatformError, RefusedError, RunError, UsageError
-from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.launch import LaunchFile, TokenClaims
 from glasshouse.handshake.runtime_side import CLOCK_LEEWAY_S
-from glasshouse.handshake.tokens import TokenClaims
 from glasshouse.package.manifest import Manifest
 from glasshouse.runtime.agent_options import AgentOptions
 from glasshouse.runtime.confine import mounts
