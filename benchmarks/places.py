@@ -38,7 +38,7 @@ from benchmarks.lifecycle import PROGRAM, SAMPLE_S, SETTLE_S, TIMEOUT_S, WORKER,
 from glasshouse.broker.store.broker_state import DATABASE_NAME
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.places.known_machines import Machine, place_of
-from glasshouse.providers.serve.keeper import KEEPER, boot
+from glasshouse.providers.serve.keepers import KEEPER, boot
 from glasshouse.providers.serve.runs import Runs
 from glasshouse.providers.serve.uploads import Uploads
 

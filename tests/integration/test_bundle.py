@@ -21,7 +21,7 @@ from glasshouse.attestation.measurements.measurement import measured_files
 from glasshouse.errors import Code, ExitCode, PeerError, PlatformError, UsageError
 from glasshouse.jobs.places.runtime_bundle import make_bundle, read_bundle
 from glasshouse.providers.place.bundled import install
-from glasshouse.providers.serve.keeper import ENDED
+from glasshouse.providers.serve.keepers import ENDED
 from glasshouse.providers.serve.unpack import MANIFEST
 from glasshouse.runtime import kernel as linux
 from simulators.command_line import Shell

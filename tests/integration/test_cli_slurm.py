@@ -19,7 +19,7 @@ from glasshouse.attestation.measurements.measurement import measured_files
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.references.known_references import add_reference
-from glasshouse.providers.serve.keeper import started_ticks
+from glasshouse.providers.serve.keepers import started_ticks
 from simulators.command_line import SUM, Shell
 from simulators.slurm_cluster import Cluster, needs_slurm, running_slurm
 from tools.machine import needs_root

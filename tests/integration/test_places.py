@@ -21,11 +21,10 @@ from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse.jobs.verify.run_files import verify_log_beside
 from glasshouse.providers.place.base import Way
 from glasshouse.providers.place.place_channel import PlaceChannel
-from glasshouse.providers.place.placed import RemotePlaced
-from glasshouse.providers.place.sent_file import digest_of
+from glasshouse.providers.place.placed import RemotePlaced, digest_of
 from glasshouse.providers.place.slurm_node import SlurmNode, batch_script, login_of
 from glasshouse.providers.protocol.order import Order
-from glasshouse.providers.serve.keeper import KEEPER, boot
+from glasshouse.providers.serve.keepers import KEEPER, boot
 from glasshouse.providers.serve.node import NODE
 from glasshouse.providers.serve.runs import Runs
 from glasshouse.providers.serve.uploads import Uploads

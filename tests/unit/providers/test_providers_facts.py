@@ -14,8 +14,8 @@ import pytest
 
 from glasshouse.errors import PeerError, PlatformError
 from glasshouse.providers.place.place_channel import PlaceChannel
-from glasshouse.providers.serve import facts, keeper
-from glasshouse.providers.serve.keeper import KEEPER, started_ticks
+from glasshouse.providers.serve import facts
+from glasshouse.providers.serve.keepers import KEEPER, boot, started_ticks
 from glasshouse.providers.serve.runs import Run
 
 
@@ -72,7 +72,7 @@ def test_a_run_whose_machine_was_started_anew_has_ended_whoever_has_its_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, began = os.getpid(), started_ticks(os.getpid())
-    kept = {"boot": keeper.boot(), "pid": ours, "runtime": ours, "runtime_started": began, "started": began}
+    kept = {"boot": boot(), "pid": ours, "runtime": ours, "runtime_started": began, "started": began}
     (tmp_path / "order.json").write_text("{}")
     (tmp_path / KEEPER).write_text(json.dumps(kept))
     assert Run(tmp_path).ended() is None

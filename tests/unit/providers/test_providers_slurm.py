@@ -20,7 +20,7 @@ from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.providers.place.slurm_node import SlurmNode, batch_script
 from glasshouse.providers.protocol.order import Order
 from glasshouse.providers.serve import facts, node, server
-from glasshouse.providers.serve.keeper import KEEPER, started_ticks
+from glasshouse.providers.serve.keepers import KEEPER, started_ticks
 from glasshouse.providers.serve.node import NODE
 from glasshouse.providers.serve.runs import Run
 from tools.waiting import wait_for

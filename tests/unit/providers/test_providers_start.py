@@ -10,7 +10,7 @@ import pytest
 
 from glasshouse.providers.rental.provider import Start
 from glasshouse.providers.rental.start_script import READY, host_key, start_script, started_anew
-from glasshouse.providers.serve.keeper import STORED
+from glasshouse.providers.serve.keepers import STORED
 from simulators.rental_world import OPTIONS
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.providers.serve.keeper import ENDED, RENTED, STORED
+from glasshouse.providers.serve.keepers import ENDED, RENTED, STORED
 from glasshouse.providers.serve.runs import Run
 from glasshouse.providers.serve.storing import GRACE_S, let_machine_end
 

@@ -19,7 +19,7 @@ from glasshouse.jobs.places.rental_journal import Attempt, Journal, rental_at
 from glasshouse.jobs.places.runtime_bundle import read_bundle
 from glasshouse.providers.place.base import Place, Placed, Way
 from glasshouse.providers.place.local import LocalPlace
-from glasshouse.providers.place.sent_file import digest_of
+from glasshouse.providers.place.placed import digest_of
 from glasshouse.providers.place.slurm_node import SlurmNode
 from glasshouse.providers.place.ssh import SshPlace
 from glasshouse.providers.place.ssh_host import SshHost, file_option

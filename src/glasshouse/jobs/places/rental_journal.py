@@ -35,7 +35,7 @@ from glasshouse.jobs.owner.files import is_folder, private_folder, read_state, w
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.providers.rental.provider import Offer
-from glasshouse.providers.serve.keeper import boot
+from glasshouse.providers.serve.keepers import boot
 
 _HOUR_US = 3_600_000_000
 _PLACE = re.compile(r"(?P<provider>[a-z]+):(?P<run>[0-9a-f]{8})(\.(?P<node>[1-9][0-9]{0,2}))?")

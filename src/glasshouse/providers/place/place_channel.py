@@ -14,6 +14,7 @@ import select
 import selectors
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,9 +22,7 @@ from typing import Any
 
 from glasshouse.errors import Code, FormatError, PeerError, PlatformError, RunError, UsageError
 from glasshouse.providers.place.hints import ELSE, SILENT, hint_of
-from glasshouse.providers.place.sent_file import SENT_AT_ONCE, pass_on
-from glasshouse.providers.protocol.calls import MAX_CALLS, Calls
-from glasshouse.providers.protocol.link import Link, Message
+from glasshouse.providers.protocol.link import MAX_CALLS, Calls, Link, Message
 from glasshouse.providers.protocol.messages import ASKS, FIRST_CALL, GREETING, VERSION, message, read_message
 from glasshouse.wire.canonical import Json
 
@@ -37,6 +36,7 @@ _STUCK_S = 60.0
 # For the answer after the last byte of an upload: what pipes, ssh and the network still hold then, over a slow line.
 _ARRIVED_S = 300.0
 _END_S = 2.0
+_SENT_AT_ONCE, _COPIED_AT_ONCE = 1 << 20, 64 << 10
 
 _REFUSALS: dict[Code, type[PlatformError | RunError]] = {Code.PLATFORM: PlatformError, Code.DISK_FULL: RunError}
 
@@ -79,7 +79,7 @@ class PlaceChannel:
         self._process.stdout.close()
         self._process.stdin.close()
         with contextlib.suppress(OSError, AttributeError):  # where pipes are not that large it is a little slower
-            fcntl.fcntl(self._link.writer, fcntl.F_SETPIPE_SZ, SENT_AT_ONCE)
+            fcntl.fcntl(self._link.writer, fcntl.F_SETPIPE_SZ, _SENT_AT_ONCE)
         self._calls = Calls(self._link, self._selector)
         self._next = 1
         # Of each request that has no answer yet, what it asks and how many bytes may come with it; and what came.
@@ -185,7 +185,7 @@ class PlaceChannel:
             sent = 0
             if ready:
                 try:
-                    sent = pass_on(file, start, min(SENT_AT_ONCE, size - start), self._link.writer)
+                    sent = _pass_on(file, start, min(_SENT_AT_ONCE, size - start), self._link.writer)
                 except BlockingIOError:
                     pass
                 except OSError as error:
@@ -196,7 +196,7 @@ class PlaceChannel:
             if time.monotonic() - moved_s > _STUCK_S:
                 raise self._unreachable(f"an upload that has not moved for {_STUCK_S:g} s")
             # A pipe that was filled is left to drain: as soon as a page is free it would be writable.
-            self.pump(0 if sent == SENT_AT_ONCE else _DRAIN_S)
+            self.pump(0 if sent == _SENT_AT_ONCE else _DRAIN_S)
 
     # The wire
 
@@ -338,3 +338,11 @@ class PlaceChannel:
 def _first(came: bytes) -> str:
     line = came.strip().partition(b"\n")[0].decode("utf-8", "replace")[:200]
     return f"; the first line from there was: {line}" if line else ""
+
+
+def _pass_on(file: int, start: int, most: int, out: int) -> int:
+    """Write bytes of a file to a pipe and return how many; raises `OSError`."""
+    if sys.platform == "linux":
+        return os.sendfile(out, file, start, most)
+    # Elsewhere that call is for sockets alone.
+    return os.write(out, os.pread(file, min(most, _COPIED_AT_ONCE), start))

@@ -18,7 +18,7 @@ from glasshouse.providers.place.bundled import install
 from glasshouse.providers.place.place_channel import PlaceChannel
 from glasshouse.providers.place.placed import RemotePlaced
 from glasshouse.providers.protocol.messages import Hello
-from glasshouse.providers.serve.keeper import LOG
+from glasshouse.providers.serve.keepers import LOG
 from glasshouse.wire.canonical import Json
 
 T = TypeVar("T")

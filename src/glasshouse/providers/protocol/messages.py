@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.providers.protocol.link import MAX_DATA_BYTES
 from glasshouse.providers.protocol.order import RelayOrder, gate_address
 from glasshouse.wire.canonical import Codec, Json
+from glasshouse.wire.frames import MAX_PAYLOAD_BYTES
 from glasshouse.wire.record import (
     Record,
     choice,
@@ -31,6 +31,7 @@ FIRST_CALL = 1 << 31
 MAX_MACHINES = 64
 MAX_MESSAGE_CHARS = 1000
 MAX_RUNS = 256
+_MAX_READ_BYTES = MAX_PAYLOAD_BYTES - 4  # behind the number of a stream
 MAX_VERSIONS = 200  # each takes at most 262 bytes of a message of 64 KiB
 FILE_NAME = re.compile(r"events\.log|heads\.log|receipt\.json|runtime\.log|(outputs|log)/[0-9]{4,6}\.sealed")
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
@@ -111,7 +112,7 @@ ASKS: dict[str, Ask] = {
         {"ended": _ENDED, "files": table(1100, _NAME, integer()), "more": flag(), "serial": integer()},
     ),
     "read": _ask(
-        {"run": _RUN, "name": _NAME, "from": integer(), "most": integer(1, MAX_DATA_BYTES)}, {"bytes": integer()}
+        {"run": _RUN, "name": _NAME, "from": integer(), "most": integer(1, _MAX_READ_BYTES)}, {"bytes": integer()}
     ),
     "stop": _ask({"run": _RUN, "how": choice(("interrupt", "kill"))}, {}),
     "runs": _ask(

@@ -11,7 +11,7 @@ import re
 import shlex
 
 from glasshouse.providers.rental.provider import Start
-from glasshouse.providers.serve.keeper import RENTED, STORED
+from glasshouse.providers.serve.keepers import RENTED, STORED
 
 READY, NO_SSHD = "glasshouse-host-key", "glasshouse-no-sshd"
 _KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/]{68}")

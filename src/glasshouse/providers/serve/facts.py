@@ -1,4 +1,7 @@
-"""What a place reads from the machine that it is on."""
+"""What a place answers at once: about the machine that it is on, and about its runs and uploads (spec/place.md).
+
+Law: nothing is written to the channel here; the longest wait is for a child that looks at the machine or measures it.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,27 @@ import json
 import os
 import platform
 import re
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from glasshouse.errors import Code, PlatformError
-from glasshouse.providers.protocol.messages import Hello
-from glasshouse.providers.serve.keeper import boot
-from glasshouse.wire.canonical import Json
+from glasshouse.providers.protocol.messages import MAX_RUNS, MAX_VERSIONS, Hello
+from glasshouse.providers.serve.keepers import boot
+from glasshouse.providers.serve.runs import Runs
+from glasshouse.providers.serve.uploads import Uploads
+from glasshouse.wire.canonical import Json, encode
 
 _CHILD_S = 60.0
+# A page ends behind the name that passes this; the longest name still fits into a message then.
+_PAGE_BYTES = 48 << 10
 _EXAMINE = (
     "import json; from glasshouse.runtime.run.doctor import examine;"
     "print(json.dumps([(one.consequence, one.feature, one.standing.value, one.value) for one in examine()]))"
@@ -43,6 +53,46 @@ found = measured_files()
 files = {f"{part}/{name}": digest.hex() for part in found for name, digest in found[part].items()}
 print(json.dumps({"files": files, "measurement": Measured.of(found).to_json()}))
 """
+
+
+def answers(folder: Path, runs: Runs, uploads: Uploads) -> dict[str, Callable[..., Any]]:
+    """Return what one connection is answered at once.
+
+    Each takes a request's members and returns those of the answer; `OSError` and `GlasshouseError` refuse it.
+    """
+    measured: tuple[Json, dict[str, bytes]] | None = None
+
+    def measure(after: str | None) -> tuple[dict[str, bytes], Json]:
+        nonlocal measured
+        if after is None or measured is None:
+            measured = _measure(folder)
+        measurement, files = measured
+        page: dict[str, bytes] = {}
+        size = 0
+        for name in sorted(files):
+            if after is not None and name > after and size < _PAGE_BYTES:
+                page[name] = files[name]
+                size += len(encode({name: files[name].hex()}))
+        return page, measurement
+
+    def stop(run: str, how: str) -> tuple[()]:
+        runs[run].stop(signal.SIGTERM if how == "interrupt" else signal.SIGKILL)
+        return ()
+
+    def listed(after: str) -> tuple[list[tuple[int | None, str, int]]]:
+        later = ((name, run) for name, run in runs if name > after and run.started)
+        return ([(run.ended(), name, run.started_us) for name, run in islice(later, MAX_RUNS)],)
+
+    return {
+        "hello": lambda: hello(folder),
+        "examine": lambda: (_examine(folder),),
+        "installed": lambda after: (installed(after, MAX_VERSIONS),),
+        "measure": measure,
+        "addresses": lambda count, host: (free_addresses(host or reached_at(), count),),
+        "has": lambda digest, size: (min(size, uploads.present(digest)),),
+        "stop": stop,
+        "runs": listed,
+    }
 
 
 def hello(folder: Path) -> Hello:
@@ -112,7 +162,7 @@ def installed(after: str, most: int) -> dict[str, str]:
     return dict(sorted((name, version) for name, version in found.items() if name > after)[:most])
 
 
-def examine(folder: Path) -> Any:
+def _examine(folder: Path) -> Any:
     """Return consequence, feature, standing and value of each finding of ``glasshouse doctor``.
 
     Raises:
@@ -122,7 +172,7 @@ def examine(folder: Path) -> Any:
     return _child(_EXAMINE, folder, "the machine cannot be looked at: glasshouse doctor failed there")
 
 
-def measure(folder: Path) -> tuple[Json, dict[str, bytes]]:
+def _measure(folder: Path) -> tuple[Json, dict[str, bytes]]:
     """Return the parts of this installation's measurement, and its files: part/name → SHA-256.
 
     Raises:

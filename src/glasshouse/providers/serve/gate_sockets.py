@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from glasshouse.errors import PlatformError
-from glasshouse.providers.protocol.calls import MAX_CALLS
+from glasshouse.providers.protocol.link import MAX_CALLS
 from glasshouse.providers.serve.runs import own_folder
 
 # What a socket's address holds, less the end that makes it a string.

@@ -13,7 +13,6 @@ runtime and no sooner; where it cannot do so, no runtime is left.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -23,32 +22,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-KEEPER, ENDED, LOG, ORDER, SCRATCH = "keeper.json", "ended", "runtime.log", "order.json", "empty"
-# In the home of a rented machine's user: the nonce that its start command leaves; and the same, once what its run left
-# is at the gate (`storing`).
-RENTED, STORED = ".glasshouse-rented", ".glasshouse-stored"
+from glasshouse.providers.serve.keepers import ENDED, KEEPER, LOG, boot, relay_of, started_ticks
 
 # The runtime sees these of the environment and no others.
 _PASSED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TZ")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-def started_ticks(pid: int) -> int | None:
-    """Return when a process began, in ticks since boot; None for one that is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-@functools.cache
-def boot() -> str:
-    """Return what changes when the machine is started anew; empty where the kernel does not tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def main(arguments: list[str]) -> int:
@@ -88,18 +66,6 @@ def main(arguments: list[str]) -> int:
             os.unlink(listener.getsockname())  # noqa: PTH108 - a socket's name is text
     _leave(folder / ENDED, str(ended))
     return 0
-
-
-def relay_of(folder: Path) -> dict[str, Any] | None:
-    """Return to which gate a run's calls are carried, and from where, as in its order; None where they are not.
-
-    Raises:
-        OSError, ValueError: an order that cannot be read.
-    """
-    try:
-        return json.loads((folder / ORDER).read_text()).get("relay")  # type: ignore[no-any-return]
-    except FileNotFoundError:
-        return None
 
 
 def _listener(path: str) -> socket.socket:

@@ -21,8 +21,19 @@ from pathlib import Path
 
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.providers.protocol.order import Order
-from glasshouse.providers.serve.keeper import ENDED, KEEPER, LOG, ORDER, SCRATCH, boot, relay_of, started_ticks
-from glasshouse.providers.serve.start_keeper import START_S, start_keeper
+from glasshouse.providers.serve.keepers import (
+    ENDED,
+    KEEPER,
+    LOG,
+    ORDER,
+    SCRATCH,
+    START_S,
+    boot,
+    relay_of,
+    start_keeper,
+    started_ticks,
+)
+from glasshouse.providers.serve.node import NODE
 
 RUN = re.compile(r"[0-9a-f]{32}")
 _PACKAGE, OUT = "package.sealed", "out"
@@ -104,7 +115,8 @@ class Run:
                     with contextlib.suppress(FileExistsError):
                         os.link(package, self._folder / _PACKAGE)
                     package = self._folder / _PACKAGE
-                return start_keeper(self._folder, self._command(order, package), launch)
+                holder = self._folder.parents[1] / NODE
+                return start_keeper(self._folder, self._command(order, package), launch, holder=holder)
             except BaseException:
                 (self._folder / ORDER).unlink()  # nothing goes on: it may be tried again
                 raise

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, PlatformError, UsageError
-from glasshouse.providers.protocol.calls import MAX_CALLS, Calls
-from glasshouse.providers.protocol.link import Link
+from glasshouse.providers.protocol.link import MAX_CALLS, Calls, Link
 from glasshouse.providers.protocol.messages import (
     ASKS,
     FIRST_CALL,
@@ -31,9 +30,9 @@ from glasshouse.providers.protocol.messages import (
     read_request,
 )
 from glasshouse.providers.protocol.order import Order, RelayOrder
-from glasshouse.providers.serve.answers import Answers
+from glasshouse.providers.serve.facts import answers
 from glasshouse.providers.serve.gate_sockets import GateSockets
-from glasshouse.providers.serve.keeper import boot
+from glasshouse.providers.serve.keepers import boot
 from glasshouse.providers.serve.runs import MOST_FILES, Runs, numbered, own_folder
 from glasshouse.providers.serve.uploads import Upload, Uploads
 from glasshouse.wire.canonical import Json
@@ -80,7 +79,7 @@ class PlaceServer:
     def __init__(self, folder: Path, reader: int, writer: int) -> None:
         own_folder(folder)
         self._runs, self._uploads = Runs(folder / "runs"), Uploads(folder / "files", boot=boot())
-        self._at_once = Answers(folder, self._runs, self._uploads).by_name
+        self._at_once = answers(folder, self._runs, self._uploads)
         self._link = Link(reader, writer)
         self._selector = selectors.DefaultSelector()
         self._calls = Calls(self._link, self._selector)

@@ -27,7 +27,7 @@ from typing import Any
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.providers.protocol.line import GateLine
-from glasshouse.providers.serve.keeper import ENDED, ORDER, RENTED, STORED, relay_of
+from glasshouse.providers.serve.keepers import ENDED, ORDER, RENTED, STORED, relay_of
 from glasshouse.providers.serve.runs import OUT, RUN
 from glasshouse.wire.canonical import Json, b64encode, decode, encode
 from glasshouse.wire.merkle import Tree, leaf_hash

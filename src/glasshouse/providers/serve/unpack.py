@@ -33,7 +33,13 @@ MAX_BYTES = 512 << 20
 MANIFEST = "bundle.json"
 _MAX_MEMBERS = 20_000
 _MEMBER = re.compile(r"site-packages(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+")
-_TRY = "import _cffi_backend, blake3, glasshouse.runtime.run.lifecycle, glasshouse.providers.serve.server"
+# Whatever modules it has: in a bundle that an earlier version made they lie elsewhere.
+_TRY = """
+import _cffi_backend, blake3, glasshouse.providers, glasshouse.runtime, importlib, pkgutil
+for room in (glasshouse.providers, glasshouse.runtime):
+    for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+        importlib.import_module(module.name)
+"""
 _TRY_S = 120
 _PIECE_BYTES = 1 << 20
 _UNUSED_S = 24 * 3600

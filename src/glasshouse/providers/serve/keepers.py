@@ -1,8 +1,9 @@
-"""Starts the process that stays with a runtime, as this process's child or as a child of a job's node."""
+"""What a place shares with the keepers of its runs, and how one is started: as its child, or as one of a job's node."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -12,20 +13,55 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from glasshouse.errors import Code, PlatformError
-from glasshouse.providers.serve.node import NODE
 
+KEEPER, ENDED, LOG, ORDER, SCRATCH = "keeper.json", "ended", "runtime.log", "order.json", "empty"
+# In the home of a rented machine's user: the nonce that its start command leaves; and the same, once what its run left
+# is at the gate (`storing`).
+RENTED, STORED = ".glasshouse-rented", ".glasshouse-stored"
 START_S = 30.0
 
 _MAX_ANSWER_BYTES = 4096
 
 
-def start_keeper(folder: Path, command: Sequence[str], launch: bytes) -> int:
+def started_ticks(pid: int) -> int | None:
+    """Return when a process began, in ticks since boot; None for one that is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+@functools.cache
+def boot() -> str:
+    """Return what changes when the machine is started anew; empty where the kernel does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def relay_of(folder: Path) -> dict[str, Any] | None:
+    """Return to which gate a run's calls are carried, and from where, as in its order; None where they are not.
+
+    Raises:
+        OSError, ValueError: an order that cannot be read.
+    """
+    try:
+        return json.loads((folder / ORDER).read_text()).get("relay")  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        return None
+
+
+def start_keeper(folder: Path, command: Sequence[str], launch: bytes, *, holder: Path) -> int:
     """Start a keeper, which starts the runtime; returns the runtime's process id.
 
     Args:
         launch: the launch file, for the runtime's standard input.
+        holder: the socket of what holds this node of a job (node.py), if it is there.
 
     Raises:
         OSError, PlatformError: it cannot be started.
@@ -35,7 +71,7 @@ def start_keeper(folder: Path, command: Sequence[str], launch: bytes) -> int:
     ours_in, theirs_out = os.pipe()
     with os.fdopen(ours_out, "wb", buffering=0) as stdin, os.fdopen(ours_in, "rb") as stdout:
         try:
-            pid = _spawn(argv, folder.parents[1] / NODE, theirs_in, theirs_out)
+            pid = _spawn(argv, holder, theirs_in, theirs_out)
             keeper = os.pidfd_open(pid)
         finally:
             os.close(theirs_in)
@@ -58,14 +94,14 @@ def start_keeper(folder: Path, command: Sequence[str], launch: bytes) -> int:
     return pid
 
 
-def _spawn(argv: list[str], node: Path, stdin: int, stdout: int) -> int:
+def _spawn(argv: list[str], holder: Path, stdin: int, stdout: int) -> int:
     """Start a keeper as a child of this process, or of the one that holds this node of a job; return its process id.
 
     Raises:
         OSError, PlatformError: it cannot be.
     """
-    if node.is_socket():  # what this process starts would end with its step
-        return _ask_holder(node, argv, stdin, stdout)
+    if holder.is_socket():  # what this process starts would end with its step
+        return _ask_holder(holder, argv, stdin, stdout)
     keeper = subprocess.Popen(
         argv,
         stdin=stdin,
@@ -80,10 +116,10 @@ def _spawn(argv: list[str], node: Path, stdin: int, stdout: int) -> int:
     return keeper.pid
 
 
-def _ask_holder(node: Path, argv: list[str], stdin: int, stdout: int) -> int:
+def _ask_holder(path: Path, argv: list[str], stdin: int, stdout: int) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holder:
         holder.settimeout(START_S)
-        holder.connect(str(node))
+        holder.connect(str(path))
         socket.send_fds(holder, [json.dumps({"keeper": argv}).encode()], [stdin, stdout])
         return _pid_in(holder.recv(_MAX_ANSWER_BYTES))
 
