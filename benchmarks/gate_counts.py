@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glasshouse.broker.api import audit_chain
+from glasshouse.broker.http_api import verify_chain
 from glasshouse.errors import VerificationError
 from glasshouse.wire.canonical import decode
 
@@ -48,7 +48,7 @@ class Kept:
         records: list[Any] = [decode(record, max_bytes=MAX_RECORD_BYTES) for (record,) in audited]
         facts = [record["facts"] for record in records if record["event"] == "release"]
         try:
-            audit_chain.verify_chain(records)
+            verify_chain(records)
             holds = True
         except VerificationError:
             holds = False

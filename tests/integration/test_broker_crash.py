@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.api import audit_chain
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.broker.client.owner_client import Reply
+from glasshouse.broker.http_api import verify_chain
 from glasshouse.errors import Code, PeerError
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import challenge_request
@@ -115,7 +115,7 @@ def test_a_runtime_gets_through_a_broker_that_dies_at_every_step(machine: Machin
         run = broker.client().run(actor.launch.run_id)
         assert (run["outcome"], run["state"]) == ("interrupted", "zeroized")
         records = broker.client().audit()
-        audit_chain.verify_chain(records)
+        verify_chain(records)
         events = [record["event"] for record in records if isinstance(record, dict)]
         assert events.count("release") == 2
         assert events.count("receipt") == 1
@@ -148,6 +148,6 @@ def test_a_group_gets_through_a_broker_that_dies_while_its_machines_wait(machine
         for actor, asked, sent in ((first, challenge, evidence), (second, last, its)):
             assert actor.open(actor.ask(asked, sent).content(), asked, sent) == owner.package_key
         records = owner.client().audit()
-        audit_chain.verify_chain(records)
+        verify_chain(records)
         events = [record["event"] for record in records if isinstance(record, dict)]
         assert (events.count("accepted"), events.count("release")) == (2, 2)

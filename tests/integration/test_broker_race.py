@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from glasshouse.broker.api import audit_chain
 from glasshouse.broker.client.broker_process import BrokerProcess
+from glasshouse.broker.http_api import verify_chain
 from glasshouse.errors import Code
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import challenge_request
@@ -48,7 +48,7 @@ def test_of_one_challenge_answered_at_both_exactly_one_answer_counts(brokers: li
             codes = {reply.problem().code for reply in replies if reply.status != 200}
             assert codes == {Code.NONCE_REPLAYED}
             assert owner.releases() == number + 1
-    audit_chain.verify_chain(owner.client().audit())
+    verify_chain(owner.client().audit())
 
 
 def test_a_budget_holds_between_runtimes_that_arrive_together(brokers: list[BrokerProcess]) -> None:
@@ -62,7 +62,7 @@ def test_a_budget_holds_between_runtimes_that_arrive_together(brokers: list[Brok
     refused = {reply.problem().code for reply in replies if reply.status != 200}
     assert refused == {Code.RELEASE_BUDGET}
     assert owner.releases() == 3
-    audit_chain.verify_chain(owner.client().audit())
+    verify_chain(owner.client().audit())
 
 
 def test_one_runtime_asking_everywhere_at_once_is_counted_once(brokers: list[BrokerProcess]) -> None:
@@ -124,7 +124,7 @@ def test_machines_of_a_group_that_come_together_are_released_to_once_and_all(bro
         keys = [actor.open(actor.ask(ch, ev).content(), ch, ev) for actor, ch, ev in group]
         assert keys == [owner.package_key] * 4
         assert owner.releases() == 4 * number
-    audit_chain.verify_chain(owner.client().audit())
+    verify_chain(owner.client().audit())
 
 
 def test_a_refusal_and_the_last_machine_at_the_same_moment_leave_all_or_none(brokers: list[BrokerProcess]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from glasshouse.broker.api.problems import PROBLEM_TYPE, Problem
+from glasshouse.broker.http_api import PROBLEM_TYPE, Problem
 from simulators.local_broker import LocalBroker
 
 

@@ -20,8 +20,8 @@ from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measurements.measured import Measured, References
 from glasshouse.attestation.measurements.measurement import measure_runtime
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.api.owner_calls import LaunchRequest
 from glasshouse.broker.client.broker_process import BrokerProcess
+from glasshouse.broker.http_api import LaunchRequest
 from glasshouse.errors import Code, ExitCode
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile

@@ -16,7 +16,7 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from glasshouse.broker.api.problems import PROBLEM_TYPE, Problem
+from glasshouse.broker.http_api import PROBLEM_TYPE, Problem
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.events import Event
 from glasshouse.jobs.owner.owner_identity import OwnerPublic

@@ -22,19 +22,18 @@ from pathlib import Path
 from starlette.applications import Starlette
 
 from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES
-from glasshouse.broker.api.owner_calls import BrokerReady, GateReady
 from glasshouse.broker.decide.challenges import ChallengeIssuer, GateLimits
 from glasshouse.broker.decide.countersigning import Countersigner
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.decide.group_release import ReleaseRequests
-from glasshouse.broker.decide.group_requests import GroupRequests
+from glasshouse.broker.decide.groups import GroupRequests
 from glasshouse.broker.decide.key_release import ReleaseGate
 from glasshouse.broker.decide.owner_requests import OwnerRequests
 from glasshouse.broker.decide.owner_views import OwnerViews
 from glasshouse.broker.decide.stored_files import RunStore
-from glasshouse.broker.http.admission import Admission
 from glasshouse.broker.http.connections import Troubles
 from glasshouse.broker.http.endpoints import (
+    Admission,
     OwnerCall,
     add_message_route,
     add_open_route,
@@ -45,6 +44,7 @@ from glasshouse.broker.http.endpoints import (
 from glasshouse.broker.http.intake import Intake, Pace
 from glasshouse.broker.http.listeners import BACKLOG, MOST_LISTENERS, Server, bind_tcp, bind_unix, parse_bind
 from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
+from glasshouse.broker.http_api import BrokerReady, GateReady
 from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.group_commit import GroupCommit

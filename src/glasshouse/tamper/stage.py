@@ -22,9 +22,9 @@ from glasshouse.attestation.claims import (
 )
 from glasshouse.attestation.measurements.measured import PARTS, Measured, References
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.api.owner_calls import LaunchRequest
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.broker.client.owner_client import OwnerClient, Reply, request
+from glasshouse.broker.http_api import LaunchRequest
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge

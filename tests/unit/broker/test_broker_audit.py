@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.api import audit_chain
+from glasshouse.broker.http_api import verify_chain
 from glasshouse.broker.store import audit_log
 from glasshouse.broker.store.database import Database
 from glasshouse.errors import VerificationError
@@ -31,8 +31,8 @@ def written(database: Database, count: int) -> list[Json]:
 def test_records_follow_each_other(database: Database) -> None:
     records = written(database, 5)
     assert len(records) == 5
-    last = audit_chain.verify_chain(records)
-    assert audit_chain.verify_chain(records[3:], previous=audit_chain.verify_chain(records[:3]), sequence=3) == last
+    last = verify_chain(records)
+    assert verify_chain(records[3:], previous=verify_chain(records[:3]), sequence=3) == last
 
 
 def test_a_page_begins_after_the_record_that_was_asked_for(database: Database) -> None:
@@ -57,4 +57,4 @@ def test_whatever_is_done_to_the_log_breaks_it(database: Database, attack: str) 
     else:
         records[1] = {**second, "sequence": 7}
     with pytest.raises(VerificationError, match="broken at record"):
-        audit_chain.verify_chain(records)
+        verify_chain(records)

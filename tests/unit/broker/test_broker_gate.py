@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from glasshouse.attestation.claims import CheckResult
-from glasshouse.broker.api import audit_chain
 from glasshouse.broker.decide import releases
 from glasshouse.broker.decide.challenges import GateLimits
+from glasshouse.broker.http_api import verify_chain
 from glasshouse.broker.store import broker_state
 from glasshouse.broker.store.database import Database
 from glasshouse.errors import Code, RefusedError, UsageError
@@ -360,7 +360,7 @@ def test_every_decision_is_in_the_audit_log_once_and_no_secret_is(owner: Owner, 
     for _ in range(3):
         assert refused(actor, evidence) is Code.NONCE_REPLAYED
     records = _audit(owner)
-    audit_chain.verify_chain(records)
+    verify_chain(records)
     events = [(r["event"], r["facts"].get("code")) for r in records if isinstance(r, dict)]
     assert events == [
         ("delegation", None),

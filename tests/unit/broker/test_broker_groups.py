@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from glasshouse.broker.api import audit_chain
 from glasshouse.broker.client.owner_client import Reply
 from glasshouse.broker.decide import key_release
 from glasshouse.broker.decide.challenges import GateLimits
 from glasshouse.broker.decide.releases import Release, write_release
+from glasshouse.broker.http_api import verify_chain
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.messages import ReleaseRequest
@@ -36,7 +36,7 @@ def refused(reply: Reply) -> tuple[Code, str]:
 
 def events(owner: Owner) -> list[object]:
     records = owner.client().audit()
-    audit_chain.verify_chain(records)
+    verify_chain(records)
     return [record["event"] for record in records if isinstance(record, dict)]
 
 

@@ -12,8 +12,8 @@ import pytest
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measurements.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.api.owner_calls import LaunchRequest
 from glasshouse.broker.client.owner_client import OwnerClient, request
+from glasshouse.broker.http_api import LaunchRequest
 from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, RefusedError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use

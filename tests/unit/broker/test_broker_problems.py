@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glasshouse.attestation.refusal import CheckFailedError
-from glasshouse.broker.api.problems import MAX_PROBLEM_BYTES, Problem
+from glasshouse.broker.http_api import MAX_PROBLEM_BYTES, Problem
 from glasshouse.errors import (
     Code,
     FormatError,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.broker.client.owner_client import OwnerClient
-from glasshouse.broker.http.admission import Admission
+from glasshouse.broker.http.endpoints import Admission
 from glasshouse.broker.store.quota import Quota
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, RefusedError

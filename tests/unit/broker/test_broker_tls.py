@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.api.problems import Problem
 from glasshouse.broker.client.gate_client import GateClient, _GateConnection
 from glasshouse.broker.client.owner_client import Reply, exchange, request
 from glasshouse.broker.http import tls
 from glasshouse.broker.http.connections import MOST_CONNECTIONS, MOST_OF_ADDRESS
 from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
+from glasshouse.broker.http_api import Problem
 from glasshouse.errors import Code, FormatError, PeerError, RefusedError, UsageError
 from glasshouse.handshake.owner_api import sign_request
 from glasshouse.providers.protocol.line import GateLine

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from glasshouse.broker.api.owner_calls import BrokerReady
 from glasshouse.broker.client.owner_client import OwnerClient
+from glasshouse.broker.http_api import BrokerReady
 from glasshouse.errors import Code, PeerError
 
 _START_S = 30.0

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.api.audit_chain import GENESIS, verify_chain
 from glasshouse.broker.client.owner_client import OwnerClient, Reply, another_gate, exchange
+from glasshouse.broker.http_api import GENESIS, verify_chain
 from glasshouse.errors import Code, UsageError, VerificationError
 from glasshouse.handshake.owner_api import WINDOW_S, AuditHead, SignedPolicy, sign_request
 from glasshouse.package.manifest import parse_signed

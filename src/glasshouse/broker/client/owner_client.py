@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.api.owner_calls import (
+from glasshouse.broker.http_api import (
     DelegationRequest,
     DeploymentRequest,
     ForgetRequest,
     GroupRefusal,
     GroupRequest,
     LaunchRequest,
+    Problem,
     RevocationRequest,
     StoredFiles,
 )
-from glasshouse.broker.api.problems import Problem
 from glasshouse.errors import Code, FormatError, PeerError
 from glasshouse.wire.canonical import Json, b64decode, decode
 from glasshouse.wire.dsse import Envelope

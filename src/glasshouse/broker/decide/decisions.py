@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from glasshouse.broker.api.problems import Problem
+from glasshouse.broker.http_api import Problem
 from glasshouse.wire.canonical import Json, encode
 
 JSON_TYPE = "application/json"

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, RowMapping, bindparam, select
 
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.broker.decide.decisions import OVER_PACE_US, PACE_US, ApiAnswer, Decision, Effect
-from glasshouse.broker.decide.group_record import accepted_machines, current, group_of, group_record, pending, refuse
+from glasshouse.broker.decide.groups import accepted_machines, current, group_of, group_record, pending, refuse
 from glasshouse.broker.store import recorded
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import challenges, groups, members

@@ -22,7 +22,7 @@ from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.verify import check_1_envelope, check_1_message, check_1_payload, check_4_signatures
 from glasshouse.broker.decide.challenges import check_2
 from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect
-from glasshouse.broker.decide.group_record import (
+from glasshouse.broker.decide.groups import (
     ACCEPTED,
     accepted_machines,
     current,

@@ -13,10 +13,10 @@ from sqlalchemy import Connection, insert, select, update
 
 from glasshouse.attestation.claims import ID_BYTES
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.api.owner_calls import DelegationRequest, DeploymentRequest, LaunchRequest, RevocationRequest
 from glasshouse.broker.decide.decisions import ApiAnswer
-from glasshouse.broker.decide.group_record import join_group
+from glasshouse.broker.decide.groups import join_group
 from glasshouse.broker.decide.releases import group_facts
+from glasshouse.broker.http_api import DelegationRequest, DeploymentRequest, LaunchRequest, RevocationRequest
 from glasshouse.broker.store import audit_log, recorded
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import deployments, launches, packages, stopped

@@ -23,7 +23,6 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
-from glasshouse.broker.api.owner_calls import ForgetRequest, StoredFile, StoredFiles
 from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect
 from glasshouse.broker.decide.left_files import (
     are_heads,
@@ -36,6 +35,7 @@ from glasshouse.broker.decide.left_files import (
     unwritable,
 )
 from glasshouse.broker.decide.owner_views import after, launch_of
+from glasshouse.broker.http_api import ForgetRequest, StoredFile, StoredFiles
 from glasshouse.broker.store import recorded
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import packages, stored

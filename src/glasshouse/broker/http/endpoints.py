@@ -1,34 +1,41 @@
-"""Bounded HTTP: how requests are received, read, passed to the deciding thread and answered.
+"""Bounded HTTP: how requests are received, authenticated, read, passed to the deciding thread and answered.
 
 Laws: a body is counted while it arrives, whatever length its header gives; a slow client is cut off; every answer
 closes its connection, so that one connection is one bounded piece of work; an answer to an error is a problem document
-and no more.
+and no more; an enrolled owner's request is authenticated before its body is read, and taken once, also across restarts.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
+from sqlalchemy import Connection, bindparam, insert, select, update
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from glasshouse.broker.api.owner_calls import MAX_BODY_BYTES
-from glasshouse.broker.api.problems import PROBLEM_TYPE, Problem
 from glasshouse.broker.decide.decisions import JSON_TYPE, ApiAnswer, Decision
-from glasshouse.broker.http.admission import Admission
 from glasshouse.broker.http.connections import address_of
 from glasshouse.broker.http.intake import Intake, Pace
+from glasshouse.broker.http_api import MAX_BODY_BYTES, PROBLEM_TYPE, Problem
+from glasshouse.broker.store.database import BrokerState
+from glasshouse.broker.store.database_schema import owners as enrolled
 from glasshouse.broker.store.scope import EVERYTHING, Scope
-from glasshouse.errors import Code, FormatError, UsageError
+from glasshouse.errors import Code, FormatError, RefusedError, UsageError
+from glasshouse.handshake.owner_api import OwnerRequest, authenticate, check_body, check_serial
+from glasshouse.wire.crypto import key_id
 
 BODY_TIMEOUT_S = 10.0
+_LAST = select(enrolled.c.serial_us).where(enrolled.c.owner == bindparam("named"))
+_TAKE = update(enrolled).where(enrolled.c.owner == bindparam("named")).values(serial_us=bindparam("new_us"))
 _CLOSE = {"connection": "close", "cache-control": "no-store"}
 
 
@@ -36,6 +43,71 @@ Handler: TypeAlias = Callable[[bytes, Mapping[str, str], Scope], ApiAnswer]
 Reader: TypeAlias = Callable[[bytes], Decision]
 Work: TypeAlias = Callable[[Request, bytes, Mapping[str, str]], Awaitable[ApiAnswer]]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+
+class Admission:
+    """Authenticates and counts requests of enrolled owners.
+
+    Args:
+        in_flight: how many requests of one owner may wait for their answer.
+    """
+
+    def __init__(self, broker: BrokerState, owners: tuple[bytes, ...], *, in_flight: int) -> None:
+        self._broker = broker
+        self._owners: Mapping[str, bytes] = {key_id(owner): owner for owner in owners}
+        self._most_in_flight = in_flight
+        self._in_flight: Counter[bytes] = Counter()
+
+    @contextmanager
+    def waiting(self, request: OwnerRequest) -> Iterator[None]:
+        """Count a request from when it is whole until it is answered; from the loop's thread only.
+
+        Raises:
+            RefusedError: `owner-quota` when too many of its owner's wait: those of others come first.
+        """
+        if self._in_flight[request.owner] >= self._most_in_flight:
+            raise RefusedError(
+                Code.OWNER_QUOTA,
+                f"{self._most_in_flight} requests of this owner wait for their answers: repeat it when one has come",
+            )
+        self._in_flight[request.owner] += 1
+        try:
+            yield
+        finally:
+            self._in_flight[request.owner] -= 1
+
+    def authenticate(self, request: Request) -> OwnerRequest:
+        """Judge a request by its head alone; raises `RefusedError`."""
+        named = request.headers.getlist("authorization")
+        query = request.scope["query_string"]
+        target = request.scope["raw_path"] + (b"?" + query if query else b"")
+        return authenticate(
+            named[0] if len(named) == 1 else None,
+            owners=self._owners,
+            gate_public=self._broker.public,
+            method=request.method,
+            target=target.decode("latin-1"),
+            now_us=self._broker.clock_us(),
+        )
+
+    def take(self, request: OwnerRequest, body: bytes) -> Scope:
+        """Take an authenticated request, with its whole body, once; on the deciding thread.
+
+        Raises:
+            RefusedError: `owner-request-invalid` for another body, `owner-request-stale` for one that was taken before.
+        """
+        check_body(request, body)
+
+        def decide(connection: Connection) -> None:
+            last_us = connection.execute(_LAST, {"named": request.owner}).scalar_one_or_none()
+            check_serial(request, last_us or 0)
+            if last_us is None:
+                connection.execute(insert(enrolled).values(owner=request.owner, serial_us=request.serial_us))
+            else:
+                connection.execute(_TAKE, {"named": request.owner, "new_us": request.serial_us})
+
+        self._broker.database.write(decide)
+        return Scope(owner=request.owner)
 
 
 class OwnerCall(NamedTuple):

@@ -22,8 +22,8 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from glasshouse.broker.api.problems import PROBLEM_TYPE, Problem
 from glasshouse.broker.http.connections import ACCEPTED_AT_ONCE, MOST_OF_ADDRESS, Room, address_of, room_for
+from glasshouse.broker.http_api import PROBLEM_TYPE, Problem
 from glasshouse.broker.store.key_file import private_directory
 from glasshouse.errors import Code, FormatError, UsageError
 

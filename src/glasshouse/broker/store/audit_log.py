@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Insert, Select, bindparam, insert, select
 
-from glasshouse.broker.api.audit_chain import GENESIS, AuditRecord
+from glasshouse.broker.http_api import GENESIS, AuditRecord
 from glasshouse.broker.store.database_schema import audit, deployments, groups, own_audit, owners, packages
 from glasshouse.wire.canonical import Json, decode
 

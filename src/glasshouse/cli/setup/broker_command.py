@@ -19,7 +19,7 @@ from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.providers.protocol.line import GateLine
 
 if TYPE_CHECKING:  # the server and its database are loaded for `serve` alone
-    from glasshouse.broker.api.owner_calls import BrokerReady
+    from glasshouse.broker.http_api import BrokerReady
     from glasshouse.broker.serving import Network
 
 group = typer.Typer(no_args_is_help=True)
@@ -51,7 +51,7 @@ def serve(
     options: HomeOptions,
 ) -> None:
     """Serve until stopped: SIGINT or SIGTERM."""
-    from glasshouse.broker.api.owner_calls import GateReady
+    from glasshouse.broker.http_api import GateReady
     from glasshouse.broker.serving import serve as serve_broker
 
     output, home = options.output, options.any_home.make()

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from glasshouse.broker.api.audit_chain import GENESIS, verify_chain
 from glasshouse.broker.client.gate_client import GateClient
+from glasshouse.broker.http_api import GENESIS, verify_chain
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.define.package_records import PackageRecord
 from glasshouse.jobs.gates.embedded import Embedded

@@ -6,7 +6,7 @@ import secrets
 
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.api.owner_calls import LaunchRequest
+from glasshouse.broker.http_api import LaunchRequest
 from glasshouse.errors import Code, FormatError, PeerError
 from glasshouse.handshake.launch import LaunchFile, parse_token_at_issue
 from glasshouse.jobs.gates.run_broker import Reached
