@@ -23,9 +23,15 @@ from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.http.endpoints import OwnerCall, add_route, bare_app
 from glasshouse.broker.http.listeners import MAX_HEADER_BYTES, MAX_HEADER_LINES, Server, bind_tcp
-from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES, ReceiptSubmission
-from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, PREDICATE_TYPE, RECEIPT_TYPE
-from glasshouse.evidence.results import MAX_OUTPUTS, STATEMENT_TYPE, Output
+from glasshouse.evidence.bundle import MAX_SUBMISSION_BYTES, ReceiptSubmission
+from glasshouse.evidence.receipt import (
+    MAX_OUTPUTS,
+    MAX_RECEIPT_BYTES,
+    PREDICATE_TYPE,
+    RECEIPT_TYPE,
+    STATEMENT_TYPE,
+    Output,
+)
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.crypto import SigningKey, key_id

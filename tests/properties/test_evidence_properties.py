@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, RefusedError, VerificationError
+from glasshouse.evidence.bundle import MAX_SUBMISSION_BYTES, ReceiptSubmission
 from glasshouse.evidence.canary import check_canaries, spellings
-from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES, ReceiptSubmission
 from glasshouse.evidence.events import BODIES, MAX_EVENT_BYTES, Event, EventType
 from glasshouse.evidence.heads import MAX_HEAD_BYTES, Head, countersign
 from glasshouse.evidence.log import EventLog, verify_log

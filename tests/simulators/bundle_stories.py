@@ -12,7 +12,7 @@ from typing import Any
 from glasshouse.attestation.claims import HardeningReport
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, Evidence
 from glasshouse.errors import Code
-from glasshouse.evidence.countersignature import COUNTERSIGNED_RECEIPT_TYPE
+from glasshouse.evidence.bundle import COUNTERSIGNED_RECEIPT_TYPE
 from glasshouse.evidence.heads import CountersignedHead, Head
 from glasshouse.evidence.receipt import RECEIPT_TYPE
 from glasshouse.handshake.delegation import Use

@@ -5,10 +5,9 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from glasshouse.evidence.bundle import Bundle
-from glasshouse.evidence.countersignature import ReceiptAnswer
+from glasshouse.evidence.bundle import Bundle, ReceiptAnswer
 from glasshouse.evidence.events import EventType
-from glasshouse.evidence.results import Output
+from glasshouse.evidence.receipt import Output
 from glasshouse.tamper.stage import Actor
 from glasshouse.wire.crypto import sha256
 from glasshouse.wire.dsse import Envelope

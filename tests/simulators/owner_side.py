@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from glasshouse.evidence.results import Output
+from glasshouse.evidence.receipt import Output
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder, RunRecord

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 
 from glasshouse.broker.client.owner_client import Reply
 from glasshouse.errors import Code
-from glasshouse.evidence.countersignature import ReceiptSubmission
+from glasshouse.evidence.bundle import ReceiptSubmission
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.heads import HeadSubmission
 from glasshouse.evidence.log import EventLog
-from glasshouse.evidence.receipt import LIFECYCLE, RECEIPT_TYPE, Receipt
-from glasshouse.evidence.results import Output, Probe
+from glasshouse.evidence.receipt import LIFECYCLE, RECEIPT_TYPE, Output, Probe, Receipt
 from glasshouse.tamper.stage import Actor, clock_us
 from glasshouse.wire import dsse
 from glasshouse.wire.dsse import Envelope

@@ -22,13 +22,11 @@ from glasshouse.attestation.measurements.measured import References
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.roots import software
 from glasshouse.errors import Code
-from glasshouse.evidence.bundle import Bundle
-from glasshouse.evidence.countersignature import CountersignedReceipt, countersign_receipt
+from glasshouse.evidence.bundle import Bundle, CountersignedReceipt, countersign_receipt
 from glasshouse.evidence.events import EventType, ProbeResult
 from glasshouse.evidence.heads import CountersignedHead, countersign
 from glasshouse.evidence.log import EventLog
-from glasshouse.evidence.receipt import Receipt
-from glasshouse.evidence.results import Loss, Output, Probe, Work
+from glasshouse.evidence.receipt import Loss, Output, Probe, Receipt, Work
 from glasshouse.handshake import broker_side, runtime_side
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import TokenClaims, issue_token

@@ -50,7 +50,7 @@ from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.group_commit import GroupCommit
 from glasshouse.broker.store.quota import Quota
 from glasshouse.errors import GlasshouseError
-from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES as MAX_RECEIPT_BYTES
+from glasshouse.evidence.bundle import MAX_SUBMISSION_BYTES as MAX_RECEIPT_BYTES
 from glasshouse.evidence.heads import MAX_SUBMISSION_BYTES as MAX_HEADS_BYTES
 from glasshouse.evidence.stored import MAX_STORE_BYTES
 from glasshouse.handshake.messages import MAX_RELEASE_REQUEST_BYTES, MAX_REQUEST_BYTES

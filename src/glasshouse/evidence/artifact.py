@@ -14,16 +14,20 @@ from typing import Annotated, Any, TypeAlias
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.events import ProbeResult
-from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, LIFECYCLE, MAX_PROBES, RECEIPT_TYPE, Lifecycle
-from glasshouse.evidence.results import (
+from glasshouse.evidence.receipt import (
+    CLOCK_LEEWAY_US,
+    LIFECYCLE,
     MAX_OUTPUTS,
+    MAX_PROBES,
     PROBES,
+    RECEIPT_TYPE,
     REQUIRED_PROBES,
     STATEMENT_TYPE,
     STOP_REASONS,
     WEIGHTS,
     Class,
     Kind,
+    Lifecycle,
     Statement,
     Unit,
     manifest_subject,

@@ -11,7 +11,7 @@ import pytest
 from glasshouse.broker.decide.countersigning import Countersigner
 from glasshouse.broker.decide.decisions import Effect
 from glasshouse.errors import Code, RefusedError
-from glasshouse.evidence.countersignature import CountersignedReceipt, ReceiptAnswer
+from glasshouse.evidence.bundle import CountersignedReceipt, ReceiptAnswer
 from glasshouse.evidence.heads import CountersignedHead, HeadSubmission
 from glasshouse.evidence.receipt import RECEIPT_TYPE, Receipt
 from glasshouse.handshake.delegation import Delegation, Use

@@ -14,7 +14,7 @@ from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.verify import check_1_message
 from glasshouse.broker.http.listeners import MAX_HEADER_BYTES
 from glasshouse.errors import Code
-from glasshouse.evidence.countersignature import MAX_SUBMISSION_BYTES, ReceiptSubmission
+from glasshouse.evidence.bundle import MAX_SUBMISSION_BYTES, ReceiptSubmission
 from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire import canonical, dsse

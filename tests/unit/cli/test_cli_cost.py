@@ -16,8 +16,7 @@ from glasshouse.cli import app as cli
 from glasshouse.cli.show.ending import say_ended
 from glasshouse.cli.show.output import CommandOutput
 from glasshouse.errors import ExitCode
-from glasshouse.evidence.receipt import Receipt
-from glasshouse.evidence.results import Work
+from glasshouse.evidence.receipt import Receipt, Work
 from glasshouse.jobs.define.wanted import Caps
 from glasshouse.jobs.owner.files import write_state
 from glasshouse.jobs.owner.processes import ProcessName

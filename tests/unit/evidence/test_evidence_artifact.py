@@ -30,8 +30,7 @@ from glasshouse.evidence.artifact import (
 )
 from glasshouse.evidence.canary import check_canaries
 from glasshouse.evidence.events import ProbeResult
-from glasshouse.evidence.receipt import LIFECYCLE
-from glasshouse.evidence.results import PROBES
+from glasshouse.evidence.receipt import LIFECYCLE, PROBES
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.crypto import SigningKey, Suite, salted
 from glasshouse.wire.policy import Assurance, Profile

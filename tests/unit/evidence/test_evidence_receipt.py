@@ -12,8 +12,8 @@ from in_toto_attestation.v1.statement import Statement
 from in_toto_attestation.v1.statement_pb2 import Statement as StatementProto
 
 from glasshouse.errors import Code, FormatError, RefusedError
-from glasshouse.evidence.bundle import Bundle
-from glasshouse.evidence.countersignature import (
+from glasshouse.evidence.bundle import (
+    Bundle,
     CountersignedReceipt,
     ReceiptAnswer,
     ReceiptSubmission,
@@ -22,8 +22,7 @@ from glasshouse.evidence.countersignature import (
 )
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.heads import claimed_head
-from glasshouse.evidence.receipt import PREDICATE_TYPE, RECEIPT_TYPE, Receipt
-from glasshouse.evidence.results import PROBES, STATEMENT_TYPE, Output, Probe
+from glasshouse.evidence.receipt import PREDICATE_TYPE, PROBES, RECEIPT_TYPE, STATEMENT_TYPE, Output, Probe, Receipt
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.dsse import Envelope

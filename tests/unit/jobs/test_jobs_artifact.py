@@ -14,8 +14,7 @@ import pytest
 
 from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.artifact import ARTIFACT_TYPE, Artifact
-from glasshouse.evidence.receipt import LIFECYCLE, Receipt
-from glasshouse.evidence.results import PROBES, Loss
+from glasshouse.evidence.receipt import LIFECYCLE, PROBES, Loss, Receipt
 from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle, verify_file
 from glasshouse.jobs.verify.owner_verdicts import ArtifactVerdict
 from glasshouse.jobs.verify.publish import compare, host_canaries, make_artifact

@@ -11,8 +11,7 @@ import pytest
 
 from glasshouse.cli.show.costs import usd_text
 from glasshouse.errors import UsageError
-from glasshouse.evidence.receipt import LIFECYCLE, Receipt
-from glasshouse.evidence.results import Work
+from glasshouse.evidence.receipt import LIFECYCLE, Receipt, Work
 from glasshouse.jobs.results.run_cost import Cost, Share, Slowdown, cost_of, slowdown_of
 from simulators.world import World
 

@@ -11,7 +11,7 @@ import pytest
 
 from glasshouse.errors import Code, VerificationError
 from glasshouse.evidence.events import Event
-from glasshouse.evidence.results import REQUIRED_PROBES
+from glasshouse.evidence.receipt import REQUIRED_PROBES
 from glasshouse.jobs.supervise.follow import Seen, Tail
 from glasshouse.wire.states import Outcome, State
 from simulators.world import World

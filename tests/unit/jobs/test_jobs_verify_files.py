@@ -13,7 +13,7 @@ import pytest
 from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.events import ProbeResult
-from glasshouse.evidence.results import Probe
+from glasshouse.evidence.receipt import Probe
 from glasshouse.jobs.verify.documents import verify_bundle, verify_file
 from glasshouse.jobs.verify.receipt_chain import walk
 from glasshouse.jobs.verify.run_files import verify_log_beside

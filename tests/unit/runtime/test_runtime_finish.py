@@ -16,7 +16,7 @@ from glasshouse.custodian.residue_patterns import PatternKind, ResiduePatterns
 from glasshouse.errors import Code, RunError
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import EventLog
-from glasshouse.evidence.results import Probe
+from glasshouse.evidence.receipt import Probe
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile, TokenClaims, issue_token
 from glasshouse.jobs.verify.documents import verify_bundle

@@ -15,7 +15,7 @@ from glasshouse.errors import RunError
 from glasshouse.evidence.events import EventType, is_loss
 from glasshouse.evidence.heads import Head
 from glasshouse.evidence.log import EventLog, verify_log
-from glasshouse.evidence.results import Work
+from glasshouse.evidence.receipt import Work
 from glasshouse.runtime.worker.worker_messages import Progress, parse
 from glasshouse.runtime.worker.worker_session import ProgressReports
 from glasshouse.wire.canonical import MAX_INTEGER

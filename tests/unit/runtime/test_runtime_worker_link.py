@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, RunError
-from glasshouse.evidence.results import Work
+from glasshouse.evidence.receipt import Work
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.worker import worker_link
 from glasshouse.runtime.worker.worker_link import WorkerLink

@@ -20,7 +20,7 @@ from typing import BinaryIO, Protocol
 
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.events import Event
-from glasshouse.evidence.results import WEIGHTS
+from glasshouse.evidence.receipt import WEIGHTS
 from glasshouse.jobs.define.raw_job import Plain, RawProcess
 from glasshouse.jobs.gates.embedded import Embedded
 from glasshouse.jobs.owner.files import private_folder

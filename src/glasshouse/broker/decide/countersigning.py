@@ -1,6 +1,6 @@
 """What an attested runtime reports: heads of its log, and its receipt, countersigned.
 
-One transaction each. The rules themselves are `evidence.heads` and `evidence.countersignature`; here is kept what they
+One transaction each. The rules themselves are `evidence.heads` and `evidence.bundle`; here is kept what they
 compare with. A report that is sent again is answered with the same countersignature.
 """
 
@@ -17,7 +17,7 @@ from glasshouse.broker.store import audit_log, recorded
 from glasshouse.broker.store.database import BrokerState, OvertakenError
 from glasshouse.broker.store.database_schema import releases
 from glasshouse.errors import Code, RefusedError
-from glasshouse.evidence.countersignature import (
+from glasshouse.evidence.bundle import (
     CountersignedReceipt,
     ReceiptAnswer,
     ReceiptSubmission,
@@ -86,7 +86,7 @@ class Countersigner:
         """Read a receipt; what is returned countersigns it if the runtime's last head, countersigned, is its end.
 
         Raises:
-            RefusedError: `run-unknown`, or as `evidence.countersignature.countersign_receipt`.
+            RefusedError: `run-unknown`, or as `evidence.bundle.countersign_receipt`.
             VerificationError: `delegation-invalid`: the owner has not delegated this, or no longer.
             FormatError: for what is not a submission.
         """

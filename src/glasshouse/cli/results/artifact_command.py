@@ -7,8 +7,7 @@ from typing import Annotated
 
 from glasshouse.cli.options import Force, OwnerOptions, Run, option
 from glasshouse.errors import Code, UsageError
-from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
-from glasshouse.evidence.results import WEIGHTS
+from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES, WEIGHTS
 from glasshouse.jobs.owner.files import read_bounded, write_private
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.leak_patterns import leak_patterns

@@ -88,7 +88,7 @@ def command(
 def _run_raw(what: Path, ranks: int | None, options: OwnerOptions) -> int:
     """Run a job file or package in the clear, in so many ranks, and print its end; return the exit code."""
     from glasshouse.cli.show.ending import output_line, work_text
-    from glasshouse.evidence.results import Work
+    from glasshouse.evidence.receipt import Work
     from glasshouse.jobs.define.raw_job import of_job, of_package, run_raw
     from glasshouse.jobs.results.summary import work_facts
     from glasshouse.jobs.supervise.run_request import load_job, shape_of

@@ -13,8 +13,7 @@ from glasshouse.cli.show.costs import cost_facts
 from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.cli.show.words import OUTCOME, again, bytes_text, counted, verdict_words
 from glasshouse.errors import Code
-from glasshouse.evidence.receipt import Receipt
-from glasshouse.evidence.results import Work
+from glasshouse.evidence.receipt import Receipt, Work
 from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.owner.files import open_regular
 from glasshouse.jobs.owner.home import Home

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from glasshouse import __version__
 from glasshouse.errors import Code, UsageError
-from glasshouse.evidence.results import WEIGHTS
+from glasshouse.evidence.receipt import WEIGHTS
 from glasshouse.jobs.results.collect import RunOutput
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.crypto import sha256

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from glasshouse.errors import Code, PackageError, UsageError, VerificationError
-from glasshouse.evidence.receipt import Receipt
-from glasshouse.evidence.results import Output
+from glasshouse.evidence.receipt import Output, Receipt
 from glasshouse.jobs.owner.files import is_there, open_regular, private_folder, write_private
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.verify.conclusion import Conclusion

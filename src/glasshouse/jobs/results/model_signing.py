@@ -17,8 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.evidence.receipt import RECEIPT_TYPE
-from glasshouse.evidence.results import STATEMENT_TYPE
+from glasshouse.evidence.receipt import RECEIPT_TYPE, STATEMENT_TYPE
 from glasshouse.jobs.owner.files import is_there, read_bounded, write_private
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from glasshouse.evidence.results import WEIGHTS
+from glasshouse.evidence.receipt import WEIGHTS
 from glasshouse.jobs.results.collect import RunOutput
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.crypto import key_id

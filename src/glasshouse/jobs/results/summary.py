@@ -11,7 +11,7 @@ from typing import Any
 from glasshouse.attestation.claims import REQUIRED, CheckResult
 from glasshouse.errors import GlasshouseError
 from glasshouse.evidence.receipt import LIFECYCLE, Receipt
-from glasshouse.evidence.results import Work as Done
+from glasshouse.evidence.receipt import Work as Done
 from glasshouse.jobs.owner.files import is_there
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import RunFolder, RunRecord

@@ -25,7 +25,7 @@ from glasshouse.evidence.artifact import (
     known,
 )
 from glasshouse.evidence.canary import check_canaries
-from glasshouse.evidence.results import Output
+from glasshouse.evidence.receipt import Output
 from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.crypto import SigningKey, sha256

@@ -16,8 +16,7 @@ from glasshouse.attestation.ear import Ear
 from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.attestation.roots.root_table import check_12_hardware
 from glasshouse.errors import Code, FormatError, GlasshouseError, VerificationError
-from glasshouse.evidence.bundle import Bundle
-from glasshouse.evidence.countersignature import CountersignedReceipt
+from glasshouse.evidence.bundle import Bundle, CountersignedReceipt
 from glasshouse.evidence.heads import CountersignedHead, Head
 from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, Receipt
 from glasshouse.handshake.delegation import Delegation, Use

@@ -9,8 +9,7 @@ from glasshouse.attestation.roots.root_table import LEVELS
 from glasshouse.errors import ExitCode
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import VerifiedLog
-from glasshouse.evidence.receipt import CLOCK_LEEWAY_US
-from glasshouse.evidence.results import Output, Work
+from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, Output, Work
 from glasshouse.jobs.owner.durations import format_s, utc
 from glasshouse.jobs.verify.receipt_chain import Chain
 from glasshouse.wire.canonical import Json

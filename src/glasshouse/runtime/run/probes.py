@@ -13,7 +13,7 @@ from functools import partial
 
 from glasshouse.attestation.claims import CheckResult, WorkspaceKind
 from glasshouse.evidence.events import ProbeResult
-from glasshouse.evidence.results import Probe
+from glasshouse.evidence.receipt import Probe
 from glasshouse.runtime.confine import mounts
 from glasshouse.runtime.gate import gpus
 from glasshouse.runtime.kernel import REAL, Kernel

@@ -14,8 +14,7 @@ from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.errors import Code, ExitCode, GlasshouseError, InternalError, PlatformError, RefusedError, RunError
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.log import EventLog
-from glasshouse.evidence.receipt import LIFECYCLE
-from glasshouse.evidence.results import WEIGHTS, Output
+from glasshouse.evidence.receipt import LIFECYCLE, WEIGHTS, Output
 from glasshouse.handshake.launch import LaunchFile, TokenClaims
 from glasshouse.handshake.runtime_side import CheckedRelease
 from glasshouse.package.outputs import SealedOutput

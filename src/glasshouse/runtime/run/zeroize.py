@@ -16,12 +16,10 @@ from typing import TypeVar
 from glasshouse.attestation.claims import CheckResult, WorkspaceKind
 from glasshouse.custodian.residue_patterns import ResiduePatterns
 from glasshouse.errors import Code, GlasshouseError, PeerError
-from glasshouse.evidence.bundle import Bundle
-from glasshouse.evidence.countersignature import CountersignedReceipt, ReceiptAnswer, ReceiptSubmission
+from glasshouse.evidence.bundle import Bundle, CountersignedReceipt, ReceiptAnswer, ReceiptSubmission
 from glasshouse.evidence.events import EventType, ProbeResult
 from glasshouse.evidence.heads import MAX_HEAD_BYTES
-from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, Receipt
-from glasshouse.evidence.results import Loss, Probe
+from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, Loss, Probe, Receipt
 from glasshouse.runtime.gate.attest import now_us
 from glasshouse.runtime.keys.shared_files import Before
 from glasshouse.runtime.run import probes

@@ -13,7 +13,7 @@ from typing import Annotated, TypeAlias, cast
 
 from glasshouse.errors import Code, FormatError, RunError
 from glasshouse.evidence.events import is_loss
-from glasshouse.evidence.results import Unit, Work
+from glasshouse.evidence.receipt import Unit, Work
 from glasshouse.wire.canonical import Codec, Json
 from glasshouse.wire.record import (
     DECIMAL,
