@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.collectives import models
 from benchmarks.collectives.cells import Cell, Kind, Way
 from benchmarks.collectives.groups import Groups
-from glasshouse.workloads.process.allocator import keep_freed_memory
+from glasshouse.workloads.process.environment import keep_freed_memory
 
 __all__ = ["serve"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.workloads.measurement.phases import PHASES
+from glasshouse.workloads.measurement.measured_steps import PHASES
 from glasshouse_bench.calibration import Calibration
 from glasshouse_bench.documents import COUNT, NAME, Document, Kind, integer, listed
 from glasshouse_bench.records import MAX_PROFILED, loss, too_long

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import Json, decode
 from glasshouse.wire.record import DECIMAL
-from glasshouse.workloads.measurement.phases import PHASES
+from glasshouse.workloads.measurement.measured_steps import PHASES
 from glasshouse.workloads.measurement.slots import MAX_STEPS, NONFINITE, Plan
 from glasshouse_bench.documents import INSTANT
 from glasshouse_bench.strict_fields import Fields

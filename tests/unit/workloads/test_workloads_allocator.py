@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from glasshouse.workloads.process import allocator
+from glasshouse.workloads.process import environment
 
 # Takes and gives back what a step of a small model does, a hundred times; prints how many pages had to be brought.
 STEPS = """
 import resource, sys
-from glasshouse.workloads.process.allocator import keep_freed_memory
+from glasshouse.workloads.process.environment import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def step():
@@ -41,5 +41,5 @@ def test_what_a_step_freed_is_not_brought_again_by_the_next() -> None:
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _name: object())
-    assert allocator.keep_freed_memory() is False
+    monkeypatch.setattr(environment.ctypes, "CDLL", lambda _name: object())
+    assert environment.keep_freed_memory() is False

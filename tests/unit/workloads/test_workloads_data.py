@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.workloads.builtin.csv_tables import read_csv
 from glasshouse.workloads.builtin.instructions import ByteTokenizer, encode_records
+from glasshouse.workloads.builtin.mlp import read_csv
 
 
 def lines(*records: object) -> list[bytes]:

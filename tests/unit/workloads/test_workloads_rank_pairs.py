@@ -15,7 +15,7 @@ import pytest
 from glasshouse.runtime.kernel import REAL
 from glasshouse.task.channel import AgentLink
 from glasshouse.wire import frames
-from glasshouse.workloads.distributed import rank_processes, rank_server
+from glasshouse.workloads.distributed import rank_pairs, rank_server
 from simulators.rank_places import JOINED, PATIENCE_S, SECRET, PairPlace
 from tools.forked import in_child
 from tools.sandboxed import is_gone
@@ -296,7 +296,7 @@ def test_a_worker_with_no_descriptor_left_says_so_and_lets_no_rank_go(
 
 def launched(place: PairPlace, code: str, count: int, *, max_restarts: int = 0) -> dict[int, int]:
     command = [sys.executable, "-I", "-c", JOINED + code]
-    return dict(rank_processes.launch(place.server, command, count, max_restarts=max_restarts))
+    return dict(rank_pairs.launch(place.server, command, count, max_restarts=max_restarts))
 
 
 def test_each_rank_finds_the_variables_of_torchrun(place: PairPlace, tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_each_rank_finds_the_variables_of_torchrun(place: PairPlace, tmp_path: P
 def test_a_rank_that_fails_ends_the_others_also_one_that_does_not_want_to(
     place: PairPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_processes, "_ENDING_S", 0.5)
+    monkeypatch.setattr(rank_pairs, "_ENDING_S", 0.5)
     code = f"""
 import pathlib, signal
 if channel.rank == 2:

@@ -6,7 +6,7 @@ import math
 import secrets
 from dataclasses import replace
 
-from glasshouse.workloads.measurement.phases import PHASES
+from glasshouse.workloads.measurement.measured_steps import PHASES
 from glasshouse.workloads.measurement.slots import MAX_SLOT_NS
 from glasshouse_bench.beside import Phase, Phases
 from glasshouse_bench.design import Design

@@ -94,9 +94,9 @@ def _train(task: Task, params: LoraParams, model: Any, batches: Iterator[dict[st
     import torch
 
     from glasshouse.workloads.builtin import models, training
-    from glasshouse.workloads.measurement import phases
+    from glasshouse.workloads.measurement.measured_steps import ranges
 
-    phase = phases.ranges(params.profile)
+    phase = ranges(params.profile)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=params.learning_rate, weight_decay=params.weight_decay)
     before: Any = None

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
+import io
 import itertools
 import json
-from collections.abc import Mapping
+import math
+from array import array
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from glasshouse.task.handle import Task
 from glasshouse.task.result import Result
-from glasshouse.workloads.job_keys import choice, integer, needs, number
+from glasshouse.workloads.job_keys import choice, integer, job_invalid, needs, number
 from glasshouse.workloads.params import COUNT, NAME, SECONDS, DeviceParams, Example, PlainFile
 from glasshouse.workloads.process.job_control import JobControl
 
@@ -51,6 +55,15 @@ class MlpParams(DeviceParams):
 Params = MlpParams
 
 
+class CsvTable(NamedTuple):
+    """Features row by row, and one class for each row."""
+
+    features: array[float]  # row-major
+    width: int  # features in a row
+    labels: array[int]  # the class of each row, an index into `classes`
+    classes: tuple[str, ...]  # the label column's different values, sorted
+
+
 class Data(NamedTuple):
     """Features and classes, on the device, split by the job's seed."""
 
@@ -62,9 +75,7 @@ class Data(NamedTuple):
 
 
 def examine(params: MlpParams, files: Mapping[str, PlainFile]) -> list[str]:
-    """Read the table as the run will; raises as `csv_tables.read_csv`."""
-    from glasshouse.workloads.builtin.csv_tables import read_csv
-
+    """Read the table as the run will; raises as `read_csv`."""
     if params.data is not None:
         with files[params.data].open() as stream:
             read_csv(stream, label=params.label, name=params.data)
@@ -106,9 +117,9 @@ def _train(task: Task, params: MlpParams, model: Any, data: Data, device: Any) -
     import torch
 
     from glasshouse.workloads.builtin import training
-    from glasshouse.workloads.measurement import phases
+    from glasshouse.workloads.measurement.measured_steps import ranges
 
-    phase = phases.ranges(params.profile)
+    phase = ranges(params.profile)
     optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate)
     measure = torch.nn.CrossEntropyLoss()
 
@@ -155,8 +166,6 @@ def _model(params: MlpParams, data: Data) -> Any:
 def _data(task: Task, params: MlpParams, device: Any) -> Data:
     import torch
 
-    from glasshouse.workloads.builtin.csv_tables import read_csv
-
     generator = torch.Generator().manual_seed(params.seed)
     if params.data is None:
         x = torch.randn(params.synthetic_rows, params.synthetic_features, generator=generator)
@@ -192,3 +201,55 @@ def _metrics(model: Any, data: Data, result: Result) -> dict[str, Any]:
         "loss_first": result.loss_first,
         "loss_final": result.loss_final,
     }
+
+
+def read_csv(stream: BinaryIO, *, label: str | None, name: str) -> CsvTable:
+    """Read a table with a header line; every column but the label, the last one when None, holds numbers.
+
+    Raises:
+        UsageError: `job-invalid`, naming line and column.
+    """
+    text = io.TextIOWrapper(stream, "utf-8", newline="")
+    try:
+        return _read(csv.reader(text), label, name)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise job_invalid(f"{name} is not a CSV table in UTF-8") from error
+    finally:
+        text.detach()  # the stream is the caller's to close
+
+
+def _read(lines: Iterable[list[str]], label: str | None, name: str) -> CsvTable:
+    rows = iter(lines)
+    header = next(rows, [])
+    if not header:
+        raise job_invalid(f"{name} has no usable row: it is empty, or begins with an empty line")
+    wanted = header[-1] if label is None else label
+    if len(header) < 2 or wanted not in header:
+        raise job_invalid(f"{name} needs a header line with the label column {wanted!r} and others")
+    at = header.index(wanted)
+    features, found = array("d"), []
+    for line, row in enumerate(rows, start=2):
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise job_invalid(f"{name} line {line} has {len(row)} columns where the header has {len(header)}")
+        found.append(row.pop(at))
+        for column, text in zip((*header[:at], *header[at + 1 :]), row, strict=True):
+            features.append(_number(text, f"{name} line {line} column {column!r}"))
+    if not found:
+        raise job_invalid(f"{name} has no usable row: there is nothing below its header line")
+    classes = tuple(sorted(set(found)))
+    if len(classes) < 2:
+        raise job_invalid(f"{name} has fewer than two different values in the column {wanted!r}")
+    index = {value: position for position, value in enumerate(classes)}
+    return CsvTable(features, len(header) - 1, array("q", (index[value] for value in found)), classes)
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise job_invalid(f"{where} is not a finite number")
+    return value

@@ -1,4 +1,4 @@
-"""One rank: a process that torchelastic or `rank_processes` started in the sandbox, and that runs the owner's script.
+"""One rank: a process that torchelastic or `rank_pairs` started in the sandbox, and that runs the owner's script.
 
 ``python -I -B -c 'from glasshouse.workloads.distributed.rank import main; main()'``, with the variables of torchrun
 and the two tokens of `wire.ranks`, or the number of an inherited descriptor, in its environment. It becomes undumpable
@@ -69,10 +69,10 @@ def _run(channel: RankChannel) -> Result:
     from glasshouse.task import install
     from glasshouse.task.handle import Task
     from glasshouse.workloads.builtin import script
-    from glasshouse.workloads.process import allocator, bytecode
+    from glasshouse.workloads.process import bytecode, environment
     from glasshouse.workloads.process.job_control import JobControl
 
-    allocator.keep_freed_memory()
+    environment.keep_freed_memory()
     inputs, table, workspace = _handed(channel)
     params = script.ScriptParams.read(table)
     task = Task(

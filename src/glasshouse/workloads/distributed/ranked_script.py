@@ -1,7 +1,7 @@
 """A script in several ranks: torchelastic starts them, as torchrun would, inside this worker's sandbox.
 
-Where the sandbox has no network of its own, for want of a namespace, `rank_processes` starts them in its place, and
-they inherit their connections (`rank_pairs`). An unmodified script of torchrun finds RANK, WORLD_SIZE, LOCAL_RANK,
+Where the sandbox has no network of its own, for want of a namespace, `rank_pairs` starts them in its place, and they
+inherit their connections. An unmodified script of torchrun finds RANK, WORLD_SIZE, LOCAL_RANK,
 MASTER_ADDR and MASTER_PORT as there; inputs lie once, for all ranks, in the working directory. Laws: a rank that fails,
 is killed or is refused ends the job on all ranks, with the reason that came first and is no consequence of another;
 what any rank wrote into the output folder comes back, and each machine's first rank alone reports progress and saves
@@ -53,7 +53,7 @@ class RankedScript:
     def warm(self) -> None:
         """Import the launcher, which is all of torch; the ranks import it again, each for itself."""
         if self._inherit:
-            from glasshouse.workloads.distributed import rank_pairs, rank_processes  # noqa: F401
+            from glasshouse.workloads.distributed import rank_pairs  # noqa: F401
         else:
             import torch.distributed.launcher.api  # noqa: F401 - what the gate's decision leaves time for
 
@@ -69,11 +69,11 @@ class RankedScript:
         if machines is not None:
             machines.start(partial(_end_without, task, self._channel))
         if self._inherit:
-            from glasshouse.workloads.distributed import rank_pairs, rank_processes
+            from glasshouse.workloads.distributed import rank_pairs
 
             with rank_pairs.PairServer(given, task, self._channel) as pairs:
                 command = (sys.executable, *_arguments())
-                launch = partial(rank_processes.launch, pairs, command, self._count, max_restarts=params.max_restarts)
+                launch = partial(rank_pairs.launch, pairs, command, self._count, max_restarts=params.max_restarts)
                 return self._finish(pairs, launch, task, control, machines)
         with RankServer(given, task, self._channel) as server:
             launch = partial(self._launch, server, params, machines)

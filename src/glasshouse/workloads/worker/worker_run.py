@@ -6,7 +6,10 @@ Every source is compiled anew at every start, so what only some runs need is imp
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import shutil
+import signal
 import socket
 import sys
 import time
@@ -18,22 +21,23 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, RunError
 from glasshouse.task import install
-from glasshouse.task.channel import AgentLink, Channel, Message
+from glasshouse.task.channel import AgentLink, Channel, EventLines, Message
 from glasshouse.task.handle import Task
+from glasshouse.task.inputs import FolderInputs, Inputs
 from glasshouse.task.result import Result
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.crypto import GROUP_SECRET_BYTES
 from glasshouse.wire.group import MAX_MACHINES
 from glasshouse.wire.policy import SCRIPT
 from glasshouse.wire.record import LEFT_OUT, Record, integer
 from glasshouse.workloads import registry
 from glasshouse.workloads.job_keys import job_invalid
-from glasshouse.workloads.process import allocator, bytecode, environment, failures
+from glasshouse.workloads.process import bytecode, environment, failures
 from glasshouse.workloads.process.job_control import JobControl
 
 if TYPE_CHECKING:
-    from glasshouse.task.inputs import Inputs
     from glasshouse.workloads.distributed.rank_server import Given
-    from glasshouse.workloads.measurement.wait_times import WaitTimes
+    from glasshouse.workloads.measurement.measured_steps import WaitTimes
     from glasshouse.workloads.params import Params
 
 
@@ -115,12 +119,41 @@ class Protected(Leg):
         self._link.listen(control.stop)
 
 
+class Raw(Leg):
+    """Inputs are a plain folder; SIGTERM and SIGINT stop the job."""
+
+    def __init__(self, kind: str, params: Path, inputs: Path, channel: Channel, *, ranked: bool) -> None:
+        self.channel = channel
+        self._kind, self._params, self._inputs, self._ranked = kind, params, inputs, ranked
+
+    def prepared(self) -> bool:
+        return True
+
+    def granted(self) -> tuple[Inputs, Mapping[str, Json], Given | None]:
+        table = registry.canonical(self._kind, json.loads(self._params.read_text("utf-8")))
+        if not self._ranked:
+            return FolderInputs(self._inputs), table, None
+        from glasshouse.workloads.distributed.rank_server import Given
+
+        message: dict[str, Json] = {"inputs": str(self._inputs), "params": table}
+        return FolderInputs(self._inputs), table, Given(secret=os.urandom(GROUP_SECRET_BYTES), message=message)
+
+    def begin(self, control: JobControl) -> None:
+        def stop(_number: int, _frame: object) -> None:
+            if not self.channel.stopping:
+                self.channel.stopping = True
+                control.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+
+
 def run_protected(argv: Sequence[str]) -> int:
     """Run one workload under the protected leg, where `ready` was sent already; return 0 when it finished, else 1.
 
     Args:
         argv: ``--fd N --workload KIND --workspace DIR [--ranks N]``, from the agent; a command line for people is
-            `raw_leg.run_raw`.
+            `run_raw`'s.
     """
     options = dict(zip(argv[::2], argv[1::2], strict=True))
     descriptor, kind, workspace = options.pop("--fd"), options.pop("--workload"), options.pop("--workspace")
@@ -129,6 +162,37 @@ def run_protected(argv: Sequence[str]) -> int:
         raise ValueError("the worker was started with unknown options")
     leg = Protected(int(descriptor), ranked=ranks is not None)
     return run_worker(leg, kind, Path(workspace), protected=True, ranks=ranks)
+
+
+def run_raw(argv: Sequence[str]) -> int:
+    """Run one workload under the raw leg; return 0 when it finished, 1 when it failed."""
+    import argparse
+    import tempfile
+
+    parser = argparse.ArgumentParser(prog="glasshouse.workloads.worker", allow_abbrev=False)
+    parser.add_argument("--raw", action="store_true")
+    parser.add_argument("--workload", choices=tuple(registry.MODULES), required=True)
+    parser.add_argument("--params", type=Path, required=True)
+    parser.add_argument("--inputs", type=Path, required=True)
+    parser.add_argument("--outputs", type=Path, required=True)
+    parser.add_argument("--workspace", type=Path)
+    parser.add_argument("--events", default="-", help="file for the messages, - for standard output")
+    parser.add_argument("--ranks", type=int, help="run a script in this many processes of one group")
+    given = parser.parse_args(argv)
+    # Unbuffered, line by line: the script's own standard output must not mix with a buffer of ours.
+    events = os.dup(1) if given.events == "-" else os.open(given.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    # Removed by hand: a TemporaryDirectory also goes when a script's exit handlers are run, which is before its end.
+    scratch = Path(tempfile.mkdtemp(prefix="glasshouse-raw-"))
+    try:
+        with os.fdopen(events, "wb", buffering=0) as stream:
+            channel = EventLines(stream, given.outputs.resolve())
+            channel.send({"type": "ready", "pid": os.getpid()})
+            paths = given.params.resolve(), given.inputs.resolve()
+            leg = Raw(given.workload, *paths, channel, ranked=given.ranks is not None)
+            workspace = given.workspace or scratch
+            return run_worker(leg, given.workload, workspace, protected=False, ranks=given.ranks)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def run_worker(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | None = None) -> int:
@@ -169,7 +233,7 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
     if not leg.prepared():
         return None
     environment.prepare(workspace, protected=protected)
-    allocator.keep_freed_memory()
+    environment.keep_freed_memory()
     bytecode.allow_third_party()
     os.chdir(workspace)
     workload = registry.load(kind)
@@ -199,7 +263,7 @@ def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | 
             hint="measure it in one process; make bench-collectives, in a checkout, measures the exchange of several",
         )
     if params.slots is not None:
-        from glasshouse.workloads.measurement.wait_times import TimedChannel, TimedInputs, WaitTimes
+        from glasshouse.workloads.measurement.measured_steps import TimedChannel, TimedInputs, WaitTimes
 
         waits = WaitTimes()
         channel, inputs = TimedChannel(channel, waits), TimedInputs(inputs, waits)
