@@ -107,5 +107,9 @@ if __name__ == "__main__":
     from glasshouse.runtime.confine.shown_search import Look
     from glasshouse.runtime.worker.shown_paths import default_read_paths
 
-    # First of all: it takes about as long as this process takes to import the rest, and another core.
-    sys.exit(main(sys.argv[1:], sys.stdin.buffer, look=Look.start(default_read_paths())))
+    try:
+        # First of all: it takes about as long as this process takes to import the rest, and another core.
+        look: Look | None = Look.start(default_read_paths())
+    except OSError:
+        look = None  # the sandbox begins one, or refuses in words of ours
+    sys.exit(main(sys.argv[1:], sys.stdin.buffer, look=look))

@@ -27,7 +27,7 @@ from glasshouse.errors import (
 from glasshouse.runtime.agent_options import AgentOptions, parse
 from glasshouse.runtime.confine import memory_limits
 from glasshouse.runtime.gate import gpus
-from glasshouse.runtime.run.run_state import Ending, StepTimes
+from glasshouse.runtime.run.run_state import Ending, StepTimes, process_start_us
 from glasshouse.wire.states import Outcome
 
 
@@ -88,7 +88,7 @@ def test_how_an_error_ends_a_run(error: Exception, outcome: Outcome, code: Code,
     assert "Jane" not in repr(ending)
 
 
-def test_an_end_before_there_was_a_launch_is_a_matter_of_usage() -> None:
+def test_an_outcome_has_its_exit_code() -> None:
     assert Ending(outcome=Outcome.COMPLETED).exit_code == ExitCode.DONE
     assert Ending(outcome=Outcome.RESIDUE, code=Code.RESIDUE_FOUND).exit_code == ExitCode.RESIDUE
 
@@ -103,6 +103,12 @@ def test_the_process_knows_when_it_was_started() -> None:
     running_us, started_us = map(int, done.stdout.split())
     tick_us = 1_000_000 // os.sysconf("SC_CLK_TCK")
     assert begun_us - tick_us <= started_us <= running_us
+
+
+def test_that_does_not_rest_on_a_number_of_another_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    started_us = process_start_us()
+    monkeypatch.setattr(os, "getpid", lambda: 1 << 22)  # none in this /proc
+    assert process_start_us() == started_us
 
 
 def test_steps_add_up_and_those_not_reached_are_none() -> None:

@@ -147,6 +147,19 @@ def test_a_look_beneath_other_paths_than_are_shown_starts_nothing(tmp_path: Path
     assert in_child(story) == []
 
 
+def test_where_no_process_can_be_started_an_agent_prints_no_traceback() -> None:
+    code = """
+import errno, os, runpy
+def refused():
+    raise OSError(errno.EAGAIN, "secret")
+os.fork = refused
+runpy.run_module("glasshouse.runtime", run_name="__main__", alter_sys=True)
+"""
+    ran = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stderr.startswith("glasshouse runtime: usage\n")
+    assert "Traceback" not in ran.stderr + ran.stdout
+
+
 def test_nothing_but_a_few_modules_of_ours_is_imported_before_the_look_begins() -> None:
     code = """
 import runpy, sys

@@ -29,7 +29,7 @@ _LOCAL = frozenset(
 UNKNOWN = "unknown"
 # On every machine with systemd a direct automount lies here, which mounts the kernel's own binfmt_misc.
 _OF_THE_KERNEL = "/proc/sys/fs/binfmt_misc"
-# The kernel allows 100,000 mounts in a namespace; a machine with so many is none that anything is known of.
+# The kernel allows 100,000 mounts in a namespace; a machine with so many counts as unreadable.
 _MAX_TABLE_BYTES = 8 << 20
 _VISIBLE = (b"hidepid=0", b"hidepid=off")
 

@@ -228,7 +228,7 @@ class _Filter:
     def controls(self) -> None:
         """Let pass the ioctls that are of no file system, but for those that type into a terminal or load a module."""
         # Every file system has controls of its own that leave something on a disk, or reach its server, by a descriptor
-        # for reading. Landlock hears nothing of them, and a mount that is read-only asks the file system to refuse
+        # for reading. Landlock has no right for them, and a mount that is read-only asks the file system to refuse
         # them: ext4 has another number for a file's version, btrfs a new folder, FUSE whatever its server wants.
         typing = [
             *_any((_TIOCSTI, _TIOCLINUX, *_LOADING[:-1]), past=1),

@@ -22,6 +22,7 @@ from glasshouse.runtime.agent_options import AgentOptions
 from glasshouse.runtime.gate.attest import now_us
 from glasshouse.runtime.gate.broker_client import BrokerClient
 from glasshouse.runtime.gate.head_keeper import HeadKeeper
+from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.keys.sealed_log import SealedLog
 from glasshouse.runtime.keys.shared_files import Before
@@ -53,7 +54,8 @@ def have(value: _T | None) -> _T:
 
 def process_start_us() -> int:
     """Return when this process was started, in microseconds of CLOCK_BOOTTIME; to a hundredth of a second."""
-    return Process.of(os.getpid()).started * 1_000_000 // os.sysconf("SC_CLK_TCK")
+    # Not by its number: a /proc of another namespace has another process there, or none.
+    return Process.parse(REAL.read("/proc/self/stat")).started * 1_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,7 +35,7 @@ _NAME = re.compile(r"[^\x00-\x1f\x7f/\\]+(/[^\x00-\x1f\x7f/\\]+)*")
 _DIGEST_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _MAX_DIGESTS = 64
 
-# The reasons a worker may give for its own end; it cannot speak for the gate, the agent or the verifier.
+# The reasons a worker may give for its own end; none of the gate's, the agent's or the verifier's.
 _FAILURES = frozenset(
     {
         Code.WORKER_FAILED,
