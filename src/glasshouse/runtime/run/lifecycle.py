@@ -13,6 +13,7 @@ from functools import partial
 from typing import BinaryIO
 
 from glasshouse.attestation.claims import Claims, HardeningReport, anti_debug, composite
+from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.attestation.measurements.measurement import measure_environment, measure_runtime
 from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.custodian.residue_patterns import ResiduePatterns
@@ -57,10 +58,14 @@ def live(run: Run, stdin: BinaryIO) -> None:
         raise run.processes.error
     manifest = have(run.processes.package).manifest
     run.shared_before = look_before(now_ns=time.time_ns())
-    # Before anything is refused: with its key the custodian leaves the pattern that the memory is searched for.
-    hpke_public = have(run.processes.custodian).public()
+    try:
+        # While the worker starts, and the custodian makes its key.
+        measured = measure_runtime(), measure_environment()
+    finally:
+        # Before anything is refused: with its key the custodian leaves the pattern that the memory is searched for.
+        hpke_public = have(run.processes.custodian).public()
     demand_launch(run.options, run.processes.relay, launch, identity.token, manifest)
-    _harden(run, identity, manifest)
+    _harden(run, identity, manifest, *measured)
     _attest(run, identity, manifest, hpke_public)
     _open(run, identity, manifest)
     _work(run)
@@ -86,8 +91,8 @@ def _sealing(identity: RunIdentity, manifest: Manifest) -> Sealing:
     return Sealing(recipients=manifest.recipients, run_id=identity.launch.run_id, manifest_sha256=manifest.sha256)
 
 
-def _harden(run: Run, identity: RunIdentity, manifest: Manifest) -> None:
-    """Measure while the worker starts, and observe both processes."""
+def _harden(run: Run, identity: RunIdentity, manifest: Manifest, measurement: Measured, environment: bytes) -> None:
+    """Take the worker over once it is confined, and observe both processes."""
     watchdog, worker = have(run.processes.watchdog), have(run.processes.worker)
     run.session = session = WorkerSession(
         worker,
@@ -100,7 +105,6 @@ def _harden(run: Run, identity: RunIdentity, manifest: Manifest) -> None:
     )
     streams = worker.stdout, worker.stderr
     run.sealed_log = SealedLog(streams, run.loop, out=run.out, sealing=_sealing(identity, manifest), sealed=run.segment)
-    measurement, environment = measure_runtime(), measure_environment()
     run.gpus = gpus.in_sight()
     session.reach(Stage.CONFIRMED, within_s=SANDBOX_PATIENCE_S)
     demand_workspace(worker, run.processes.least_bytes, disk=manifest.floor.disk)
