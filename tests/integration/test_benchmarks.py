@@ -73,20 +73,6 @@ TWO_HOSTS = pytest.mark.skipif(os.geteuid() != 0 or unavailable() is not None, r
 EXACT = ("cuts_lost_or_doubled", "kills_told_wrong", "kills_left_there", "kills_released_twice")
 
 
-@TWO_HOSTS
-@needs_sshd
-def test_a_machine_over_ssh_holds_under_a_cut_and_a_kill(tmp_path: Path) -> None:
-    kept, _ = script(
-        *("places", "--pairs", "0", "--uploads", "1", "--mib", "16", "--train-seconds", "0"),
-        *("--cuts", "1", "--seconds", "2", "--kills", "1"),
-        output=tmp_path / "places.json",
-        timeout_s=600,
-    )
-    assert {name: kept["numbers"][name] for name in EXACT} == dict.fromkeys(EXACT, 0), kept
-    for name in ("upload_to_cat", "back_after_cut_s"):
-        assert kept["numbers"][name] > 0
-
-
 @pytest.mark.long
 @TWO_HOSTS
 @needs_sshd

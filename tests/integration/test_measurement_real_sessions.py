@@ -91,7 +91,7 @@ def test_what_is_planted_in_one_of_two_raw_workers_is_found(tmp_path: Path) -> N
     assert math.log(1.5) < found.blocks.contrast < math.log(6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_arms_alone_are_timed_and_make_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alone, "RAW_S", 1.0)
     with Stop() as stop, Stage(lambda folder: builtin("mlp", folder, device="cpu"), identity=Identity.generate()) as at:
