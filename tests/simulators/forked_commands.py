@@ -59,7 +59,7 @@ def _command(arguments: tuple[str, ...], folder: Path, environment: dict[str, st
         opened = os.open(path, flags | os.O_CREAT, 0o600)
         os.dup2(opened, number)
         os.close(opened)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: PTH123, SIM115 - its whole life long
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115 - its whole life long
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
