@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glasshouse.collectives.protocol.alerts import REASONS, Alert
+from glasshouse.collectives.engine.failure import REASONS, Alert
 from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership, Schedule, hello_key, next_key
 from glasshouse.collectives.protocol.headers import (
     MAX_PAYLOAD_BYTES,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from glasshouse.collectives.protocol.alerts import REASONS, Alert
+from glasshouse.collectives.engine.failure import REASONS, Alert
 from glasshouse.collectives.protocol.group_keys import ALL, Lane
 from glasshouse.collectives.protocol.headers import (
     HEADER_BYTES,

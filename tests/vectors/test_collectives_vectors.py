@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
-from glasshouse.collectives.protocol.alerts import REASONS, Alert
+from glasshouse.collectives.engine.failure import REASONS, Alert
 from glasshouse.collectives.protocol.group_keys import ALL, Lane, Membership, Schedule, hello_key, next_key
 from glasshouse.collectives.protocol.headers import HEADER_BYTES, FrameHeader, FrameKind, payload_bytes
 from glasshouse.collectives.protocol.rendezvous import ConnectionHandshake, Rendezvous

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from glasshouse.collectives.protocol.alerts import ALERT_BYTES, REASONS, Alert
+from glasshouse.collectives.engine.failure import ALERT_BYTES, REASONS, Alert
 from glasshouse.errors import Code, CollectiveError
 
 ALERT = Alert(

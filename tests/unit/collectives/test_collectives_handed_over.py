@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from glasshouse.collectives.engine.engine import Engine
 from glasshouse.collectives.torch_backend import guard, reach
-from glasshouse.collectives.transport import endpoint, joining
+from glasshouse.collectives.transport import endpoint, mesh
 from glasshouse.collectives.transport.dial import HandedOver, handed_over
 from glasshouse.collectives.transport.local_link import LocalLink
 from glasshouse.errors import Code, CollectiveError
@@ -74,7 +74,7 @@ def test_the_store_holds_the_name_of_a_door_and_no_address(board: Switchboard) -
 def test_who_comes_through_a_door_and_says_nothing_is_a_stranger(
     board: Switchboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "_STRANGER_S", 0.3)
+    monkeypatch.setattr(mesh, "_STRANGER_S", 0.3)
     ends: list[Any] = []
     listen, silent = board.listen, []
 

@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from glasshouse.collectives.protocol.group_keys import Lane
-from glasshouse.collectives.transport import dial, endpoint, joining, mesh
+from glasshouse.collectives.transport import dial, endpoint, mesh
 from glasshouse.errors import Code, CollectiveError
 from simulators.engine_ranks import SECRET, connect, ended
 
@@ -107,7 +107,7 @@ def listening(store: Any, rank: int) -> tuple[str, int]:
 
 
 def test_strangers_are_dropped_and_the_ranks_meet_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "_STRANGER_S", 0.5)
+    monkeypatch.setattr(mesh, "_STRANGER_S", 0.5)
     store = dist.HashStore()
     with contextlib.ExitStack() as strangers:
 
@@ -125,7 +125,7 @@ def test_strangers_are_dropped_and_the_ranks_meet_all_the_same(monkeypatch: pyte
 
 
 def test_who_says_nothing_is_let_go_of_while_the_ranks_still_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "_STRANGER_S", 0.5)
+    monkeypatch.setattr(mesh, "_STRANGER_S", 0.5)
     store = dist.HashStore()
     thread = threading.Thread(target=ended, args=(1, lambda rank: met(store, rank, 2, timeout_s=8)), daemon=True)
     thread.start()
@@ -138,7 +138,7 @@ def test_who_says_nothing_is_let_go_of_while_the_ranks_still_wait(monkeypatch: p
 
 def test_a_rank_that_others_keep_waiting_is_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 2 has connected to rank 0 and waits for the address of rank 1, which comes late."""
-    monkeypatch.setattr(joining, "_STRANGER_S", 0.5)
+    monkeypatch.setattr(mesh, "_STRANGER_S", 0.5)
     for dialler in (None, dial.Direct(local=False)):
         store = dist.HashStore()
 

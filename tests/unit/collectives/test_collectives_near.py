@@ -13,7 +13,7 @@ from glasshouse.collectives.operations import communicator, plans, point_to_poin
 from glasshouse.collectives.operations.arithmetic import Reduction
 from glasshouse.collectives.protocol.group_keys import Lane
 from glasshouse.collectives.protocol.headers import Algorithm, ReductionCode
-from glasshouse.collectives.transport import endpoint, joining, local_link, send_pool
+from glasshouse.collectives.transport import endpoint, local_link, mesh, send_pool
 from glasshouse.collectives.transport.local_link import LocalLink
 from simulators.engine_ranks import connect, ended, in_ranks, operate
 from simulators.near_ranks import ELEMENTS, FAR, descriptors, links_of, summed
@@ -28,7 +28,7 @@ def test_large_frames_go_by_their_place_and_small_ones_on_the_connection() -> No
             return super().push()
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(joining, "LocalLink", Counting)
+        patched.setattr(mesh, "LocalLink", Counting)
         assert in_ranks(2, summed) == [3.0, 3.0]
     assert max(carried) < local_link.LEAST_PLACED_BYTES
     assert carried.count(local_link.UNIT_BYTES) > 8

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from glasshouse.collectives.torch_backend import guard, torch_hooks
-from glasshouse.collectives.torch_backend.dispatch import LOCAL, SEALED
 from glasshouse.collectives.torch_backend.group_base import GroupBase
+from glasshouse.collectives.torch_backend.guard import LOCAL, SEALED
 from glasshouse.collectives.torch_backend.process_group import SealedGroup
 from glasshouse.errors import Code, CollectiveError
 from simulators.sealed_engines import NotingEngine

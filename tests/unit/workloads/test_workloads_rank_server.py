@@ -332,3 +332,9 @@ def test_the_meeting_place_is_closed_to_other_users_and_gone_at_the_end(place: P
     assert folder.stat().st_mode & 0o777 == 0o700
     place.server.__exit__()
     assert not folder.exists()
+
+
+def test_whether_ranks_must_be_closed_to_others_is_decided_by_each_leg() -> None:
+    """A leg that forgot to say so would hand keys to a process that others may read."""
+    with pytest.raises(TypeError, match="closed_to_others"):
+        rank_server.Given(secret=SECRET, message={})  # type: ignore[call-arg]

@@ -1,1 +1,1 @@
-"""Bytes that the ranks of a group exchange: keys, headers, handshake, sealed frames, alerts; no I/O, and no torch."""
+"""Bytes that the ranks of a group exchange: keys, headers, handshake, sealed frames; no I/O, and no torch."""

@@ -1,7 +1,7 @@
 """The process group of torch: every collective of its interface, sealed or refused.
 
 Laws: no method hands a tensor to anything but the engine. Methods bear the names of torch 2.11 and 2.13; those that
-torch's C++ calls without asking Python come back through `dispatch`.
+torch's C++ calls without asking Python come back through `guard`.
 """
 
 from __future__ import annotations

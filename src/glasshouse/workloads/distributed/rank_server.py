@@ -54,7 +54,7 @@ class Given:
     secret: bytes = field(repr=False)  # of the group
     message: Mapping[str, Json]  # how to use the descriptors, for `rank`
     descriptors: tuple[int, ...] = ()  # secret memory and package, under the protected leg
-    closed_to_others: bool = False  # whether a rank must be, before it is handed anything
+    closed_to_others: bool  # whether a rank must be, before it is handed anything
     machines: MachineGroup | None = None  # the others of the group
 
 

@@ -136,7 +136,8 @@ class Raw(Leg):
         from glasshouse.workloads.distributed.rank_server import Given
 
         message: dict[str, Json] = {"inputs": str(self._inputs), "params": table}
-        return FolderInputs(self._inputs), table, Given(secret=os.urandom(GROUP_SECRET_BYTES), message=message)
+        given = Given(secret=os.urandom(GROUP_SECRET_BYTES), message=message, closed_to_others=False)
+        return FolderInputs(self._inputs), table, given
 
     def begin(self, control: JobControl) -> None:
         def stop(_number: int, _frame: object) -> None:
