@@ -14,7 +14,7 @@ import pytest
 
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner.processes import ProcessName
-from glasshouse.providers.place.ssh_host import SshHost
+from glasshouse.providers.place.ways import SshHost
 from glasshouse.providers.serve.runs import Runs
 from simulators.command_line import Shell
 from tools.sshd import needs_sshd, serving_ssh
@@ -146,7 +146,7 @@ REFUSALS: dict[str, tuple[Callable[[Lab], dict[str, str]], str, str]] = {
         "--folder",
     ),
     "a folder of everybody's": (a_folder_of_everybodys, "is not this user's own folder", "name another one"),
-    "an older place": (says('echo "glasshouse-place 0 $6"; sleep 9'), "speaks version 0", "same version of Glasshouse"),
+    "an older place": (says('echo "glasshouse-place 0 $6"; sleep 9'), "has version 0", "same version of Glasshouse"),
     "an account that is closed": (
         says("echo This account is currently not available."), "first line from there was: This account", "",
     ),

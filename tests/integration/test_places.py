@@ -19,10 +19,9 @@ from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode, PeerError, UsageError
 from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse.jobs.verify.run_files import verify_log_beside
-from glasshouse.providers.place.base import Way
 from glasshouse.providers.place.place_channel import PlaceChannel
 from glasshouse.providers.place.placed import RemotePlaced, digest_of
-from glasshouse.providers.place.slurm_node import SlurmNode, batch_script, login_of
+from glasshouse.providers.place.ways import SlurmNode, Way, batch_script, login_of
 from glasshouse.providers.protocol.order import Order
 from glasshouse.providers.serve.keepers import KEEPER, boot
 from glasshouse.providers.serve.node import NODE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.providers.place.ssh_host import SshHost
+from glasshouse.providers.place.ways import SshHost
 from glasshouse.providers.rental.provider import Options, Rented, RentedState, Start
 from glasshouse.providers.rental.start_script import host_key
 from glasshouse.providers.rental.vast import Vast

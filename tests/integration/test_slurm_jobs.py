@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, PlatformError, UsageError
-from glasshouse.providers.place.slurm_node import SlurmNode
+from glasshouse.providers.place.ways import SlurmNode
 from glasshouse.providers.rental.provider import Options, Provider, RentedState, Start
 from glasshouse.providers.rental.slurm_jobs import Slurm
 from simulators.slurm_cluster import Cluster, needs_slurm, running_slurm

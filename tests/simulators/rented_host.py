@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from glasshouse.providers.place.ssh_host import SshHost
+from glasshouse.providers.place.ways import SshHost
 from tools.ports import free_port
 from tools.sshd import SSHD
 

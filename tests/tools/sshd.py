@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from glasshouse.providers.place.ssh_host import SshHost
+from glasshouse.providers.place.ways import SshHost
 from tools.ports import free_port
 
 __all__ = ["SSHD", "needs_sshd", "serving_ssh"]

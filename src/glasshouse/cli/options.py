@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glasshouse.cli.show.output import CommandOutput
-from glasshouse.cli.show.words import again
+from glasshouse.cli.show.output import CommandOutput, again
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.owner.home import Home
 

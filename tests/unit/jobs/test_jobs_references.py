@@ -27,7 +27,7 @@ from glasshouse.jobs.references.known_references import (
     remove_reference,
 )
 from glasshouse.providers.place.ssh import SshPlace
-from glasshouse.providers.place.ssh_host import SshHost
+from glasshouse.providers.place.ways import SshHost
 from glasshouse.wire.canonical import Json
 
 

@@ -13,7 +13,7 @@ from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
 from glasshouse.jobs.places import known_machines
 from glasshouse.providers.place.ssh import SshPlace
-from glasshouse.providers.place.ssh_host import SshHost
+from glasshouse.providers.place.ways import SshHost
 
 
 class Listing(SshPlace):

@@ -14,7 +14,7 @@ from glasshouse.providers.place import kept_files
 from glasshouse.providers.place.place_channel import PlaceChannel
 from glasshouse.providers.place.placed import RemotePlaced
 from glasshouse.providers.place.ssh import SshPlace
-from glasshouse.providers.place.ssh_host import SshHost
+from glasshouse.providers.place.ways import SshHost
 from simulators.lying_place import Step, liar
 
 PREPARED: list[Step] = [{"id": "ID", "ok": {"gate": "unix:/there"}}]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, PlatformError, UsageError
-from glasshouse.providers.place.slurm_node import SlurmNode, batch_script
+from glasshouse.providers.place.ways import SlurmNode, batch_script
 from glasshouse.providers.protocol.order import Order
 from glasshouse.providers.serve import facts, node, server
 from glasshouse.providers.serve.keepers import KEEPER, started_ticks

@@ -16,7 +16,7 @@ from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError
 from glasshouse.providers.place import place_channel as channel
 from glasshouse.providers.place import ssh
 from glasshouse.providers.place.ssh import SshPlace
-from glasshouse.providers.place.ssh_host import SshHost
+from glasshouse.providers.place.ways import SshHost
 from simulators.lying_place import Step, liar
 
 HANGS = [sys.executable, "-c", "import time; time.sleep(60)"]

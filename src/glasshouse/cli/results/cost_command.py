@@ -9,7 +9,7 @@ from typing import Annotated
 
 from glasshouse.cli.options import HomeOptions, Run, option
 from glasshouse.cli.show.costs import cost_facts
-from glasshouse.cli.show.words import verdict_words
+from glasshouse.cli.show.output import verdict_words
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import Phase, RunFolder

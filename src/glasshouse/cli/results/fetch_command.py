@@ -10,9 +10,8 @@ from typing import Annotated
 
 from glasshouse.cli.options import Force, Machine, OwnerOptions, Run, option
 from glasshouse.cli.show.ending import output_line
-from glasshouse.cli.show.output import printable
+from glasshouse.cli.show.output import printable, verdict_words
 from glasshouse.cli.show.steps import StepPrinter
-from glasshouse.cli.show.words import verdict_words
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.results.fetching import fetch_run
 

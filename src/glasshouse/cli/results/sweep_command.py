@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from glasshouse.cli.options import HomeOptions, option
-from glasshouse.cli.show.words import asked_words, counted
+from glasshouse.cli.show.output import asked_words, counted
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.supervise import sweeping
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from glasshouse.cli.options import HomeOptions, argument
-from glasshouse.cli.show.words import bytes_text, files_words, network_words
+from glasshouse.cli.show.output import bytes_text, files_words, network_words
 from glasshouse.jobs import api
 from glasshouse.jobs.owner.known_owners import Anchor
 from glasshouse.wire.crypto import key_id

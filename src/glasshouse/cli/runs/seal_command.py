@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from glasshouse.cli.options import Force, OwnerOptions, argument, option
-from glasshouse.cli.show.output import CommandOutput
-from glasshouse.cli.show.words import bytes_text, files_words, left_out_words, network_words
+from glasshouse.cli.show.output import CommandOutput, bytes_text, files_words, left_out_words, network_words
 from glasshouse.jobs import api
 
 _BIG_BYTES = 64 << 20

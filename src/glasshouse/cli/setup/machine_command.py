@@ -10,14 +10,15 @@ from typing import Annotated
 import typer
 
 from glasshouse.cli.options import Force, HomeOptions, argument, list_and_remove, option
-from glasshouse.cli.show.words import asked_words, counted
+from glasshouse.cli.show.output import asked_words, counted
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.places import known_machines
 from glasshouse.jobs.places.known_machines import Machine
 from glasshouse.jobs.places.rented_machine import statement
 from glasshouse.jobs.supervise.sweeping import elsewhere, found
-from glasshouse.providers.place.slurm_node import NODE_FOLDER, batch_script
+from glasshouse.providers.place.ways import NODE_FOLDER, batch_script
+from glasshouse.providers.protocol.messages import OWN_FOLDER
 
 group = typer.Typer(no_args_is_help=True)
 
@@ -40,13 +41,14 @@ def add(
     options: HomeOptions,
 ) -> None:
     """Give a machine a name, for: glasshouse run JOB --on NAME."""
-    given = {
-        "folder": folder,
-        "config": None if config is None else str(config.absolute()),
-        "address": address,
-        "bundle": None if bundle is None else str(bundle.absolute()),
-    }
-    machine = Machine(url=url, python=python, **{name: value for name, value in given.items() if value is not None})
+    machine = Machine(
+        url=url,
+        python=python,
+        folder=folder or OWN_FOLDER,
+        config=None if config is None else str(config.absolute()),
+        address=address,
+        bundle=None if bundle is None else str(bundle.absolute()),
+    )
     known_machines.add_machine(options.own_home, name, machine, replace=force)
     options.output.result({"name": name, "url": url, "python": python})
     options.output.say(f"{name} is {url} now.")

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from glasshouse.attestation.roots.root_table import LEVELS
 from glasshouse.cli.show.costs import cost_facts
-from glasshouse.cli.show.output import CommandOutput, printable
-from glasshouse.cli.show.words import OUTCOME, again, bytes_text, counted, verdict_words
+from glasshouse.cli.show.output import OUTCOME, CommandOutput, again, bytes_text, counted, printable, verdict_words
 from glasshouse.errors import Code
 from glasshouse.evidence.receipt import Receipt, Work
 from glasshouse.jobs.owner.durations import format_s

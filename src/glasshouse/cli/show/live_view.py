@@ -18,9 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from glasshouse.cli.show.output import CommandOutput, printable
+from glasshouse.cli.show.output import CommandOutput, bytes_text, clock, counted, left_out_words, printable
 from glasshouse.cli.show.steps import StepPrinter
-from glasshouse.cli.show.words import bytes_text, clock, counted, left_out_words
 from glasshouse.errors import Code
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.jobs.define.seal_job import Sealed

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import typer
 
-from glasshouse.cli.show.output import CommandOutput, printable
-from glasshouse.cli.show.words import bytes_text
+from glasshouse.cli.show.output import CommandOutput, bytes_text, printable
 from glasshouse.errors import Code, ExitCode, UsageError
 from glasshouse.jobs.define.seal_job import Sealed
 from glasshouse.jobs.define.wanted import Wanted

@@ -17,13 +17,12 @@ from glasshouse.jobs.owner.rundir import GIVEN_UP, Phase, RunFolder, RunRecord
 from glasshouse.jobs.places.placing import see_out
 from glasshouse.jobs.places.rental_journal import Attempt, Journal, rental_at
 from glasshouse.jobs.places.runtime_bundle import read_bundle
-from glasshouse.providers.place.base import Place, Placed, Way
+from glasshouse.providers.place.base import Place, Placed
 from glasshouse.providers.place.local import LocalPlace
 from glasshouse.providers.place.placed import digest_of
-from glasshouse.providers.place.slurm_node import SlurmNode
 from glasshouse.providers.place.ssh import SshPlace
-from glasshouse.providers.place.ssh_host import SshHost, file_option
-from glasshouse.providers.serve.server import OWN_FOLDER
+from glasshouse.providers.place.ways import SlurmNode, SshHost, Way, file_option
+from glasshouse.providers.protocol.messages import OWN_FOLDER
 from glasshouse.runtime.run.findings import Finding, Standing
 
 LOCAL: str = LocalPlace.name

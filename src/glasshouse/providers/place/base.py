@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from glasshouse.providers.protocol.order import Order
-
-
-class Way(Protocol):
-    """How a command is run on a machine; `SshHost` is one."""
-
-    def command(self, remote: Sequence[str], *, connect_s: int, alone: bool = False) -> list[str]:
-        """Return the command here that runs `remote` there, as of `SshHost.command`."""
 
 
 class Placed(Protocol):

@@ -55,14 +55,14 @@ def install(way: Callable[[Sequence[str]], list[str]], name: str, bundle: Path, 
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(script)
                 process.stdin.flush()
-            answer, said = _answer(process.stdout, nonce)
+            answer, printed = _answer(process.stdout, nonce)
         if answer[:1] == ["send"] and len(answer) == 2 and _FROM.fullmatch(answer[1]):
             with _within(process, _LAST_S + size / _SLOWEST_BYTES_S):
                 with contextlib.suppress(BrokenPipeError), bundle.open("rb") as source:
                     source.seek(int(answer[1]))
                     shutil.copyfileobj(source, process.stdin, 1 << 20)
                     process.stdin.flush()
-                answer, said = _answer(process.stdout, nonce)
+                answer, printed = _answer(process.stdout, nonce)
     if answer[:1] == ["no"]:
         raise PlatformError(
             Code.PLATFORM,
@@ -73,9 +73,10 @@ def install(way: Callable[[Sequence[str]], list[str]], name: str, bundle: Path, 
     if answer[:1] != ["have"] or not path.startswith("/"):
         raise PeerError(
             Code.PLACE_UNREACHABLE,
-            f"{name} does not take the bundle{said}",
+            f"{name} does not take the bundle{printed}",
             hint=hint_of(
-                said, "the connection ended while it was sent: see whether the machine stays up and its disk has room"
+                printed,
+                "the connection ended while it was sent: see whether the machine stays up and its disk has room",
             ),
         )
     return path

@@ -304,7 +304,7 @@ class PlaceChannel:
             words = line.decode("utf-8", "replace").split(" ")
             if len(words) == 3 and words[0] == GREETING and words[2] == self._nonce:
                 if words[1] != str(VERSION):
-                    why = f"the place there speaks version {words[1][:16]} of the channel, and this side {VERSION}"
+                    why = f"the place there has version {words[1][:16]} of the channel, and this side {VERSION}"
                     hint = "install the same version of Glasshouse on both sides"
                     raise PeerError(Code.PLACE_OUTDATED, why, hint=hint)
                 self._before = None

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from glasshouse.errors import Code, PeerError, PlatformError
-from glasshouse.providers.place.base import Way
 from glasshouse.providers.place.bundled import install
 from glasshouse.providers.place.place_channel import PlaceChannel
 from glasshouse.providers.place.placed import RemotePlaced
+from glasshouse.providers.place.ways import Way
 from glasshouse.providers.protocol.messages import Hello
 from glasshouse.providers.serve.keepers import LOG
 from glasshouse.wire.canonical import Json
@@ -42,17 +42,8 @@ _LOG_BYTES = 512 << 20
 _MOST_BYTES = 1 << 44
 
 
-class _Most(NamedTuple):
-    """What a machine's list may have."""
-
-    chars: int  # of all names, with `_VALUE_CHARS` for what stands beside each
-    within_s: float  # how long all of it may take
-
-
-_INSTALLED = _Most(chars=1 << 20, within_s=_LIST_S)
-_RUNS = _Most(chars=(1 << 14) * (32 + _VALUE_CHARS), within_s=_LIST_S)
-# The first page comes when everything is measured.
-_FILES = _Most(chars=8 << 20, within_s=_MEASURE_S + _LIST_S)
+# Of all names of a list, with `_VALUE_CHARS` for what stands beside each.
+_INSTALLED_CHARS, _RUNS_CHARS, _FILES_CHARS = 1 << 20, (1 << 14) * (32 + _VALUE_CHARS), 8 << 20
 
 
 class SshPlace:
@@ -140,7 +131,7 @@ class SshPlace:
 
     def installed(self) -> dict[str, str]:
         """Return what is installed there; raises `PeerError`, `PlatformError`."""
-        found = self._ask(lambda channel: self._pages(channel, "installed", "versions", _INSTALLED))
+        found = self._ask(lambda channel: self._pages(channel, "installed", "versions", _INSTALLED_CHARS))
         return {name: _plain(version) for name, version in found.items()}
 
     def runs(self) -> dict[str, bool]:
@@ -149,19 +140,21 @@ class SshPlace:
         Raises:
             PeerError, PlatformError: as every question.
         """
-        return self._ask(lambda channel: self._pages(channel, "runs", "runs", _RUNS))
+        return self._ask(lambda channel: self._pages(channel, "runs", "runs", _RUNS_CHARS))
 
-    def _pages(self, channel: PlaceChannel, ask: str, what: str, most: _Most) -> dict[str, Any]:
+    def _pages(
+        self, channel: PlaceChannel, ask: str, what: str, most_chars: int, within_s: float = _LIST_S
+    ) -> dict[str, Any]:
         """Return what the machine lists by name, page after page; raises `PeerError` for more than it may have."""
         found: dict[str, Any] = {}
-        until_s, after = time.monotonic() + most.within_s, ""
+        until_s, after = time.monotonic() + within_s, ""
         while page := channel.ask(ask, after, within_s=max(0.0, until_s - time.monotonic()))[0]:
             if not isinstance(page, dict):
                 page = {run: ended is None for ended, run, _ in page}
             if min(page) <= after:
                 raise PeerError(Code.SCHEMA, f"{self.name} lists its {what} again and again")
             found |= page
-            if sum(len(name) + _VALUE_CHARS for name in found) > most.chars:
+            if sum(len(name) + _VALUE_CHARS for name in found) > most_chars:
                 raise PeerError(Code.TOO_LARGE, f"{self.name} lists more {what} than a machine has")
             after = max(page)
         return found
@@ -187,7 +180,8 @@ class SshPlace:
     def measured_files(self) -> dict[str, bytes]:
         """Return the files behind it, by the machine's word: part/name → SHA-256; raises as `examine`."""
         with contextlib.closing(self._channel()) as channel:
-            return self._pages(channel, "measure", "files", _FILES)
+            # The first page comes when everything is measured.
+            return self._pages(channel, "measure", "files", _FILES_CHARS, within_s=_MEASURE_S + _LIST_S)
 
     def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> RemotePlaced:
         """Return the handle on a run there."""
@@ -238,7 +232,7 @@ class SshPlace:
 
 
 def _plain(text: str) -> str:
-    """Return another machine's word for a sentence here."""
+    """Return another machine's text for a sentence here."""
     return text[:64] if text.isprintable() else "?"
 
 

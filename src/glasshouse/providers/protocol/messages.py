@@ -27,6 +27,7 @@ from glasshouse.wire.record import (
 )
 
 GREETING, VERSION = "glasshouse-place", 1
+OWN_FOLDER = "-"  # the place's, in the user's own data folder
 FIRST_CALL = 1 << 31
 MAX_MACHINES = 64
 MAX_MESSAGE_CHARS = 1000

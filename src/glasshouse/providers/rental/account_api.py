@@ -245,7 +245,7 @@ class Api:
         if answer.status == 402:
             raise UsageError(
                 Code.PROVIDER_MONEY,
-                f"{self._name} says that the account has no money for it: {self.words(answer)}",
+                f"{self._name} reports that the account has no money for it: {self.words(answer)}",
                 hint="add credit there, or lower what the job asks for",
             )
 

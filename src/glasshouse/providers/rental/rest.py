@@ -18,14 +18,7 @@ OUTPUT_BYTES = 64 << 10
 
 
 class RestProvider:
-    """An account at a provider; the base of its `Provider`.
-
-    Args:
-        key: of the account, with the right to manage machines.
-        url: where the interface is; None for the usual one.
-        sleep: waits between tries.
-        jitter: a number from 0 to 1, anew each time.
-    """
+    """An account at a provider, by its key and where its interface is (None: the usual one); base of its `Provider`."""
 
     name: str
     title: str  # in sentences
@@ -68,7 +61,7 @@ def no_offer(why: str) -> PlatformError:
 
 def unexpected(provider: str, what: str) -> PeerError:
     """Return the error of an answer that is not as the provider describes it."""
-    hint = "if its interface has changed, a newer glasshouse may know it"
+    hint = "if its interface has changed, a newer glasshouse may have the new one"
     return PeerError(Code.PROVIDER_PROTOCOL, f"{provider} answered {what}", hint=hint)
 
 

@@ -13,7 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
-from glasshouse.providers.place.slurm_node import NODE_FOLDER, batch_script, login_of
+from glasshouse.providers.place.ways import NODE_FOLDER, batch_script, login_of
 from glasshouse.providers.rental.provider import Offer, Options, Rented, RentedState, Start, UncertainError
 from glasshouse.providers.rental.rest import unknown
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError
-from glasshouse.providers.protocol.messages import GREETING, VERSION
-from glasshouse.providers.serve.server import OWN_FOLDER, PlaceServer
+from glasshouse.providers.protocol.messages import GREETING, OWN_FOLDER, VERSION
+from glasshouse.providers.serve.server import PlaceServer
 
 _NONCE = re.compile(r"[0-9a-f]{16,64}")
 

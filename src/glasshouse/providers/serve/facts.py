@@ -202,7 +202,7 @@ def reached_at() -> str:
         return os.environ["SLURMD_NODENAME"]
     login = os.environ.get("SSH_CONNECTION", "").split(" ")  # CLIENT PORT SERVER PORT, as sshd leaves it
     if len(login) != 4:
-        why = "this machine does not know at which address others reach it"
+        why = "the address at which others reach this machine is not known"
         raise PlatformError(Code.PLATFORM, why, hint="name it: glasshouse machine add --address")
     return login[2]
 

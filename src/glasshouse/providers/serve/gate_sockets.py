@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from glasshouse.errors import PlatformError
-from glasshouse.providers.protocol.link import MAX_CALLS
+from glasshouse.providers.serve.keepers import listening
 from glasshouse.providers.serve.runs import own_folder
 
 # What a socket's address holds, less the end that makes it a string.
@@ -44,12 +44,7 @@ class GateSockets:
         """
         path = self.path(run)
         fresh = path.with_name(f"{run}.{os.getpid()}")
-        fresh.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Linux gives the name the socket's mode; the umask is one for all threads.
-        os.fchmod(listener.fileno(), 0o600)
-        listener.bind(str(fresh))
-        listener.listen(MAX_CALLS)
+        listener = listening(fresh)
         listener.setblocking(False)
         inode = fresh.stat().st_ino
         fresh.rename(path)

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from glasshouse.providers.serve.keepers import ENDED, KEEPER, LOG, boot, relay_of, started_ticks
+from glasshouse.providers.serve.keepers import ENDED, KEEPER, LOG, boot, listening, relay_of, started_ticks
 
 # The runtime sees these of the environment and no others.
 _PASSED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TZ")
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     listener: socket.socket | None = None
     try:
         relay = relay_of(folder)
-        listener = None if relay is None else _listener(relay["socket"])
+        listener = None if relay is None else listening(Path(relay["socket"]))
         log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         runtime = subprocess.Popen(
             command, stdin=0, stdout=log, stderr=log, cwd="/", env=_environment(), start_new_session=True, umask=0o077
@@ -63,25 +63,9 @@ def main(arguments: list[str]) -> int:
     ended = runtime.wait()
     if listener is not None:
         with contextlib.suppress(OSError):
-            os.unlink(listener.getsockname())  # noqa: PTH108 - a socket's name is text
+            Path(listener.getsockname()).unlink()
     _leave(folder / ENDED, str(ended))
     return 0
-
-
-def _listener(path: str) -> socket.socket:
-    """Listen where the runtime will call; raises `OSError`."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # noqa: PTH108
-        # Linux gives the name the socket's mode; the umask is one for all threads.
-        os.fchmod(listener.fileno(), 0o600)
-        listener.bind(path)
-        listener.listen()
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _carry(listener: socket.socket, relay: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ def started_ticks(pid: int) -> int | None:
 
 @functools.cache
 def boot() -> str:
-    """Return what changes when the machine is started anew; empty where the kernel does not tell."""
+    """Return what changes when the machine is started anew; empty where the kernel does not show it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -54,6 +54,21 @@ def relay_of(folder: Path) -> dict[str, Any] | None:
         return json.loads((folder / ORDER).read_text()).get("relay")  # type: ignore[no-any-return]
     except FileNotFoundError:
         return None
+
+
+def listening(path: Path) -> socket.socket:
+    """Listen at a socket of this user's alone, in the place of another; raises `OSError`."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Linux gives the name the socket's mode; the umask is one for all threads.
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(str(path))
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def start_keeper(folder: Path, command: Sequence[str], launch: bytes, *, holder: Path) -> int:

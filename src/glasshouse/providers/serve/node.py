@@ -110,9 +110,9 @@ class Holder:
                 os.close(descriptor)
 
     def _answer(self, connection: socket.socket) -> None:
-        said, descriptors, _, _ = socket.recv_fds(connection, _MAX_BYTES, 2)
+        request, descriptors, _, _ = socket.recv_fds(connection, _MAX_BYTES, 2)
         try:
-            asked = json.loads(said)
+            asked = json.loads(request)
             if "end" in asked:
                 self._end(float(asked["end"]))
                 answer: dict[str, object] = {}

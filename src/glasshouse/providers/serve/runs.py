@@ -21,18 +21,7 @@ from pathlib import Path
 
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.providers.protocol.order import Order
-from glasshouse.providers.serve.keepers import (
-    ENDED,
-    KEEPER,
-    LOG,
-    ORDER,
-    SCRATCH,
-    START_S,
-    boot,
-    relay_of,
-    start_keeper,
-    started_ticks,
-)
+from glasshouse.providers.serve import keepers
 from glasshouse.providers.serve.node import NODE
 
 RUN = re.compile(r"[0-9a-f]{32}")
@@ -109,16 +98,16 @@ class Run:
             if not self._claim(text):
                 return self._started_before(text)
             try:
-                for name in (SCRATCH, OUT):
+                for name in (keepers.SCRATCH, OUT):
                     (self._folder / name).mkdir(mode=0o700, exist_ok=True)
                 if link:
                     with contextlib.suppress(FileExistsError):
                         os.link(package, self._folder / _PACKAGE)
                     package = self._folder / _PACKAGE
                 holder = self._folder.parents[1] / NODE
-                return start_keeper(self._folder, self._command(order, package), launch, holder=holder)
+                return keepers.start_keeper(self._folder, self._command(order, package), launch, holder=holder)
             except BaseException:
-                (self._folder / ORDER).unlink()  # nothing goes on: it may be tried again
+                (self._folder / keepers.ORDER).unlink()  # nothing goes on: it may be tried again
                 raise
         except FileNotFoundError:
             raise UsageError(Code.FILE_MISSING, "the package was not sent to this machine") from None
@@ -127,7 +116,7 @@ class Run:
 
     def _claim(self, text: str) -> bool:
         """Leave the order; return whether this process did, and no other before it."""
-        order = self._folder / ORDER
+        order = self._folder / keepers.ORDER
         try:
             descriptor = os.open(order, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -141,10 +130,10 @@ class Run:
         return True
 
     def _started_before(self, text: str) -> int:
-        deadline_s = time.monotonic() + START_S
+        deadline_s = time.monotonic() + keepers.START_S
         while (keeper := self._keeper()) is None and self.started and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)  # another process starts it at this moment
-        if keeper is None or (self._folder / ORDER).read_text() != text:
+        if keeper is None or (self._folder / keepers.ORDER).read_text() != text:
             why = "this machine was asked to start the run before, with something else or in vain"
             raise UsageError(Code.RUN_EXISTS, why)
         return keeper["runtime"]
@@ -152,7 +141,7 @@ class Run:
     def _command(self, order: Order, package: Path) -> list[str]:
         return [
             sys.executable,
-            *("-I", "-B", "-X", f"pycache_prefix={self._folder / SCRATCH}", "-m", "glasshouse.runtime"),
+            *("-I", "-B", "-X", f"pycache_prefix={self._folder / keepers.SCRATCH}", "-m", "glasshouse.runtime"),
             *("--package", str(package), "--out", str(self._folder / OUT)),
             *("--max-seconds", str(order.max_seconds)),
             *(() if order.ranks is None else ("--ranks", str(order.ranks))),
@@ -169,7 +158,7 @@ class Run:
     def package(self) -> str | None:
         """The digest of the file that it was started with, if it was."""
         try:
-            return str(json.loads((self._folder / ORDER).read_text())["package"])
+            return str(json.loads((self._folder / keepers.ORDER).read_text())["package"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -177,24 +166,24 @@ class Run:
     def relayed(self) -> bool:
         """Whether its keeper carries its calls to a gate."""
         try:
-            return relay_of(self._folder) is not None
+            return keepers.relay_of(self._folder) is not None
         except (OSError, ValueError, AttributeError):
             return False
 
     def asked(self) -> None:
         """Note that its owner asks for what it left: `storing` waits with the machine's end."""
         with contextlib.suppress(OSError):
-            os.utime(self._folder / ENDED)
+            os.utime(self._folder / keepers.ENDED)
 
     @property
     def started(self) -> bool:
         """Whether it was."""
-        return (self._folder / ORDER).exists()
+        return (self._folder / keepers.ORDER).exists()
 
     @property
     def started_us(self) -> int:
         """When, by this machine's clock, in microseconds since 1970."""
-        return (self._folder / ORDER).stat().st_mtime_ns // 1000
+        return (self._folder / keepers.ORDER).stat().st_mtime_ns // 1000
 
     def ended(self) -> int | None:
         """Return the runtime's exit code, negative for a signal; None while it goes on.
@@ -206,7 +195,7 @@ class Run:
             return -signal.SIGKILL
         for _ in range(2):
             with contextlib.suppress(FileNotFoundError):
-                return int((self._folder / ENDED).read_text())
+                return int((self._folder / keepers.ENDED).read_text())
             keeper = self._keeper()
             if keeper is None:
                 return None
@@ -222,7 +211,7 @@ class Run:
             first: folder → number of the first sealed file that is named.
         """
         found = {}
-        for name in ("events.log", "heads.log", "receipt.json", LOG):
+        for name in ("events.log", "heads.log", "receipt.json", keepers.LOG):
             with contextlib.suppress(FileNotFoundError):
                 found[name] = self._path(name).stat().st_size
         for folder, number in first.items():
@@ -267,22 +256,19 @@ class Run:
         Raises:
             UsageError: `usage`: it has not.
         """
-
-        def is_new() -> bool:
-            return time.time() - self.started_us / 1e6 < _SETTLED_S
-
-        if self.started and self.ended() is None and (self._keeper() is not None or is_new()):
+        is_new = self.started and time.time() - self.started_us / 1e6 < _SETTLED_S
+        if self.started and self.ended() is None and (is_new or self._keeper() is not None):
             raise UsageError(Code.USAGE, "the run has not ended: stop it first")
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._folder)
 
     def _path(self, name: str) -> Path:
-        return self._folder / name if name == LOG else self._folder / OUT / name
+        return self._folder / name if name == keepers.LOG else self._folder / OUT / name
 
     def _keeper(self) -> dict[str, int] | None:
         try:
-            found = json.loads((self._folder / KEEPER).read_text())
-            of_this_boot = found.pop("boot", "") in ("", boot())
+            found = json.loads((self._folder / keepers.KEEPER).read_text())
+            of_this_boot = found.pop("boot", "") in ("", keepers.boot())
             found = {name: int(value) for name, value in found.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return None
@@ -291,4 +277,4 @@ class Run:
 
     @staticmethod
     def _lives(keeper: dict[str, int], pid: str, started: str) -> bool:
-        return started_ticks(keeper[pid]) == keeper[started]
+        return keepers.started_ticks(keeper[pid]) == keeper[started]

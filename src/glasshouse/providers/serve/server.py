@@ -37,8 +37,6 @@ from glasshouse.providers.serve.runs import MOST_FILES, Runs, numbered, own_fold
 from glasshouse.providers.serve.uploads import Upload, Uploads
 from glasshouse.wire.canonical import Json
 
-OWN_FOLDER = "-"
-
 _MAX_REQUESTS = 16
 _RAW_S = 0.05
 _STUCK_S = 60.0

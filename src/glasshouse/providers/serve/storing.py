@@ -4,7 +4,7 @@ Argument: the run's folder, whose order names the gate. Only what lies outside o
 signed log, the receipt. It has no key: with each file goes the line of the log that names it, its proof, and a head
 that the gate countersigned (spec/owner-api.md section 7).
 
-Laws: the run neither waits for it nor hears of it; it ends when all is there, when the gate keeps nothing, when the
+Laws: the run does not wait for it, nor depend on it; it ends when all is there, when the gate keeps nothing, when the
 folder is gone, or when the run has long been over. A rented machine it lets end early, only where the gate has
 confirmed all of it and no owner has asked for the run for a while (`providers.rental.start_script`).
 """
@@ -28,7 +28,7 @@ from typing import Any
 from glasshouse.errors import Code, FormatError
 from glasshouse.providers.protocol.line import GateLine
 from glasshouse.providers.serve.keepers import ENDED, ORDER, RENTED, STORED, relay_of
-from glasshouse.providers.serve.runs import OUT, RUN
+from glasshouse.providers.serve.runs import OUT, RUN, numbered
 from glasshouse.wire.canonical import Json, b64encode, decode, encode
 from glasshouse.wire.merkle import Tree, leaf_hash
 
@@ -123,7 +123,7 @@ class Storing:
                 for kind, folder in _NAMED_BY.items():
                     if f'"type":"{kind}"'.encode() in line:
                         body = json.loads(line)["body"]
-                        name = f"{folder}/{body['sequence']:04d}.sealed"
+                        name = numbered(folder, body["sequence"])
                         sealed = body["sealed_bytes"], body["sealed_sha256"]
                         self._open[name] = _File(name, self._last, index, sealed)
 
@@ -161,11 +161,11 @@ class Storing:
                     status, answer = self._send(encode(about | {"data": b64encode(data), "from": at}))
                     if status != http.client.OK:
                         return self._refused(file, status, answer)
-                    told = json.loads(answer)
-                    if told["whole"] is True:
+                    there = json.loads(answer)
+                    if there["whole"] is True:
                         return self._is_over(file)
-                    stood_still = stood_still + 1 if int(told["bytes"]) == at else 0
-                    at = int(told["bytes"])
+                    stood_still = stood_still + 1 if int(there["bytes"]) == at else 0
+                    at = int(there["bytes"])
         except (OSError, http.client.HTTPException, FormatError, ValueError, KeyError, TypeError, RecursionError):
             pass  # the file, the line or the answer: all may be better at the next look
         return False

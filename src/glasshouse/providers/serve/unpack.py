@@ -61,10 +61,10 @@ def unpack(archive: BinaryIO, goal: str) -> None:
         if not is_bundle(bundle):
             raise RefusedBundle("it is no bundle, or has more in it than one may")
         members = bundle.infolist()
-        told = json.loads(bundle.read(MANIFEST))
+        of = json.loads(bundle.read(MANIFEST))
         for what, found in (("system", os.uname().sysname), ("machine", os.uname().machine), ("python", version)):
-            if not isinstance(told, dict) or told.get(what) != found:
-                raise RefusedBundle(f"it is for {what} {told.get(what)}, and this machine has {found}")
+            if not isinstance(of, dict) or of.get(what) != found:
+                raise RefusedBundle(f"it is for {what} {of.get(what)}, and this machine has {found}")
         library = os.path.join(goal, "lib", f"python{version}")
         for member in members[1:]:
             path = os.path.join(library, *member.filename.split("/"))

@@ -1,7 +1,10 @@
-"""The way to a node of a Slurm job: `srun` on the login node, which is this machine or is reached by `ssh`.
+"""The ways to a machine: the system's `ssh`, as its user has set it up, and `srun` on a Slurm cluster's login node.
 
-What is started there belongs to the job and to no line: the batch script runs one process a node that starts keepers
-when a place asks it (node.py). A step of `srun`'s is a line like any other, and may be lost.
+Jump hosts, agents, hardware keys and known hosts are those of the user's own configuration; nothing of SSH is used but
+one command and its standard streams. Secrecy and authenticity of a run never rest on it (spec/place.md).
+
+What is started on a node of a Slurm job belongs to the job and to no line: the batch script runs one process a node
+that starts keepers when a place asks it (node.py). A step of `srun`'s is a line like any other, and may be lost.
 """
 
 from __future__ import annotations
@@ -12,15 +15,23 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.providers.place.base import Way
-from glasshouse.providers.place.ssh_host import SshHost
 from glasshouse.providers.serve import node
 
+_SSH_URL = re.compile(
+    r"ssh://(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})@)?"
+    r"(?P<host>[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>[0-9]{1,5}))?/?"
+)
+# A line that is dead is noticed within the product of both.
+_ALIVE_S, _ALIVE_TIMES = 5, 3
 # Where places are made on a node: on its own disk, for what lies in a home is seen by every node.
 NODE_FOLDER = "/tmp"  # noqa: S108 - below it the folder is made new, and for this user alone
-_URL = re.compile(r"slurm://(?P<login>[^/]*)/(?P<job>[1-9][0-9]{0,18})/(?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,252})/?")
+_SLURM_URL = re.compile(
+    r"slurm://(?P<login>[^/]*)/(?P<job>[1-9][0-9]{0,18})/(?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,252})/?"
+)
 # It takes no notice of the SIGTERM with which Slurm ends a job: what the run seals then is still fetched through it.
 _ENTER = (
     "trap '' TERM; "
@@ -53,6 +64,80 @@ while kill -0 "$holding" 2>/dev/null; do wait "$holding"; done
 _LEAD_S, _END_S = 300, 240
 
 
+class Way(Protocol):
+    """How a command is run on a machine."""
+
+    def command(self, remote: Sequence[str], *, connect_s: int, alone: bool = False) -> list[str]:
+        """Return the command here that runs `remote` there; what is added to its end goes to `remote`.
+
+        Args:
+            remote: a command and its arguments.
+            connect_s: how long to wait for the machine to answer at all.
+            alone: over a connection of its own, also where the user's configuration shares one.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SshHost:
+    """A machine that is reached by `ssh`."""
+
+    host: str  # its name or address, or a name of the user's configuration
+    user: str | None = None  # None: as in the configuration; so the port
+    port: int | None = None
+    options: tuple[str, ...] = ()  # further arguments of `ssh`, before the host
+
+    @classmethod
+    def parse(cls, url: str) -> SshHost:
+        """Read ``ssh://[user@]host[:port]``.
+
+        Raises:
+            UsageError: `usage`.
+        """
+        match = _SSH_URL.fullmatch(url)
+        port = None if match is None or match["port"] is None else int(match["port"])
+        if match is None or (port is not None and not 0 < port < 65536):
+            raise UsageError(Code.USAGE, f"not a machine's address: {url}", hint="it looks like ssh://user@host:22")
+        return cls(host=match["host"].strip("[]"), user=match["user"], port=port)
+
+    def command(self, remote: Sequence[str], *, connect_s: int, alone: bool = False) -> list[str]:
+        """Return the command here that runs `remote` there; see `Way`."""
+        return [
+            *("ssh", "-T", "-x", "-a"),
+            # A question for a password or a passphrase would be seen on no terminal.
+            *("-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}"),
+            # Of the user's configuration, what is for people who log in.
+            *("-o", "RemoteCommand=none", "-o", "ClearAllForwardings=yes", "-o", "PermitLocalCommand=no"),
+            *("-o", f"ServerAliveInterval={_ALIVE_S}", "-o", f"ServerAliveCountMax={_ALIVE_TIMES}"),
+            *(("-o", "ControlPath=none") if alone else ()),
+            *self.options,
+            *(() if self.port is None else ("-p", str(self.port))),
+            *(() if self.user is None else ("-l", self.user)),
+            self.host,
+            " ".join(map(_quoted, remote)),
+        ]
+
+
+def file_option(name: str, path: Path) -> str:
+    """Return an option of ssh that names a file, for ``-o``: a line of its configuration, in which ``%`` is special.
+
+    Raises:
+        UsageError: `usage`: a path that not every version of ssh can be given.
+    """
+    text = str(path)
+    if any(mark in text for mark in ('"', "\\", "${")) or any(ord(char) < 32 for char in text):
+        raise UsageError(
+            Code.USAGE,
+            f"ssh cannot be given a file in {text!a}: a double quote, a backslash, ${{ or a line's end is in its path",
+            hint="name a home without these: --home or GLASSHOUSE_HOME",
+        )
+    return f'{name}="{text.replace("%", "%%")}"'
+
+
+def _quoted(word: str) -> str:
+    """Quote a word for the shell there, and let it find its user's home."""
+    return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word)
+
+
 @dataclass(frozen=True, slots=True)
 class _Here:
     """This machine is the login node."""
@@ -83,7 +168,7 @@ class SlurmNode:
         Raises:
             UsageError: `usage`.
         """
-        match = _URL.fullmatch(url)
+        match = _SLURM_URL.fullmatch(url)
         if match is None:
             hint = "it looks like slurm://user@login/JOB/NODE, or slurm:///JOB/NODE on the login node itself"
             raise UsageError(Code.USAGE, f"not a node of a Slurm job: {url}", hint=hint)
@@ -95,7 +180,7 @@ class SlurmNode:
         return f"{self.folder}/glasshouse-{self.job}-{self.node}"
 
     def command(self, remote: Sequence[str], *, connect_s: int, alone: bool = False) -> list[str]:
-        """Return the command here that runs `remote` there, as of `SshHost.command`."""
+        """Return the command here that runs `remote` there; see `Way`."""
         step = [
             *("srun", f"--jobid={self.job}", f"--nodelist={self.node}", "--nodes=1", "--ntasks=1", "--overlap"),
             # Without the first, what has no line end is held back. The last: as of the batch script's own step.
