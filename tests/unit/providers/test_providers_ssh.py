@@ -128,7 +128,7 @@ def test_what_a_place_refuses_itself_is_told_as_it_says_it(ways: Ways) -> None:
     ids=["again and again", "no list", "without end", "a long name"],
 )
 def test_a_list_of_what_is_installed_ends(ways: Ways, lists: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh, "_INSTALLED", ssh._INSTALLED._replace(chars=50 * 67))
+    monkeypatch.setattr(ssh, "_INSTALLED_CHARS", 50 * 67)
     with pytest.raises(GlasshouseError, match="versions"):
         ways(liar(*([{"id": "ID", "ok": {"versions": one}}] for one in lists))).installed()
 
@@ -147,7 +147,7 @@ def test_a_list_that_comes_drop_by_drop_has_one_limit_in_time(ways: Ways, monkey
 
 
 def test_a_list_of_runs_ends(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh, "_RUNS", ssh._RUNS._replace(chars=3 * 96))
+    monkeypatch.setattr(ssh, "_RUNS_CHARS", 3 * 96)
     runs: list[list[Step]] = [
         [{"id": "ID", "ok": {"runs": [{"ended": None, "run": f"{page:032x}", "started_us": 1}]}}] for page in range(9)
     ]
