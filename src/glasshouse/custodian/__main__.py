@@ -54,11 +54,7 @@ class _NamedFiles:
 
 
 def main(make_key: Callable[[], RecipientKey] | None = None) -> NoReturn:
-    """Be the custodian.
-
-    Args:
-        make_key: makes the run's HPKE key; None for a fresh one.
-    """
+    """Be the custodian, with the HPKE key that `make_key` makes; None for a fresh one."""
     status = 1
     try:
         agent, *named = sys.argv[1:]

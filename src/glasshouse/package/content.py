@@ -37,11 +37,7 @@ def content_hash(version: int) -> ContentHash:
 
 
 def find(assets: Iterable[Entry], path: str) -> Entry:
-    """Return the asset called `path`.
-
-    Raises:
-        PackageError: `asset-unknown`.
-    """
+    """Return the asset called `path`; raises `PackageError` (`asset-unknown`)."""
     for entry in assets:
         if entry.path == path:
             return entry

@@ -109,12 +109,7 @@ class Index:
     def parse(
         cls, data: bytes | bytearray | memoryview, *, chunk_bytes: int, assets_offset: int, version: int
     ) -> Index:
-        """Inverse of `encode`, for the version that the signed manifest states.
-
-        Raises:
-            FormatError: `too-large`, `not-canonical` or `schema-invalid`.
-            PackageError: `package-path` or `package-limit`.
-        """
+        """Inverse of `encode`, for the version that the signed manifest states; raises `FormatError`, and as `of`."""
         value = decode(data, max_bytes=MAX_INDEX_BYTES)
         _, job, files = _LAYOUTS[version].read(value, "index")
         return cls.of(job=job, files=files, chunk_bytes=chunk_bytes, assets_offset=assets_offset, version=version)

@@ -122,11 +122,7 @@ class Header:
 
 
 def check_chunk_bytes(chunk_bytes: int) -> None:
-    """Refuse a chunk size that is not a power of two from 1 KiB to 16 MiB.
-
-    Raises:
-        PackageError: `package-limit`.
-    """
+    """Refuse a chunk size that is not a power of two from 1 KiB to 16 MiB; raises `PackageError` (`package-limit`)."""
     if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES or chunk_bytes & (chunk_bytes - 1):
         raise PackageError(
             Code.PACKAGE_LIMIT,
@@ -152,11 +148,7 @@ def sealed_size(plain_bytes: int, chunk_bytes: int) -> int:
 
 
 def check_package_id(package_id: str) -> bytes:
-    """Return the 16 bytes of a package id.
-
-    Raises:
-        FormatError: `schema-invalid`.
-    """
+    """Return the 16 bytes of a package id; raises `FormatError` (`schema-invalid`)."""
     if not _IDENTITY.fullmatch(package_id):
         raise FormatError(Code.SCHEMA, f"a package id that is not 32 hex characters: {package_id[:40]!a}")
     return bytes.fromhex(package_id)
@@ -168,11 +160,7 @@ def key_commitment(package_key: bytes | bytearray | memoryview, package_id: str)
 
 
 def check_commitment(package_key: bytes | bytearray | memoryview, package_id: str, commitment: bytes) -> None:
-    """Check a package key before it touches any cipher.
-
-    Raises:
-        PackageError: `key-commitment-mismatch`.
-    """
+    """Check a package key before it touches any cipher; raises `PackageError` (`key-commitment-mismatch`)."""
     if len(package_key) != 32 or not hmac.compare_digest(key_commitment(package_key, package_id), commitment):
         raise PackageError(Code.KEY_COMMITMENT, "this key does not belong to this package")
 

@@ -33,12 +33,7 @@ _FORMAT = Codec(lambda value, where: _VERSIONS[_NAME.read(value, where)], FORMAT
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest(Record, name="manifest", max_bytes=MAX_ENVELOPE_BYTES):
-    """What the owner signs and everybody may read.
-
-    Raises:
-        FormatError: `schema-invalid` on construction, as `from_json`.
-        PackageError: `package-limit` as well.
-    """
+    """What the owner signs and everybody may read; raises `FormatError` or `PackageError` (`package-limit`)."""
 
     package_id: Id  # random
     suite: Suite  # of index and assets
@@ -102,11 +97,7 @@ class Manifest(Record, name="manifest", max_bytes=MAX_ENVELOPE_BYTES):
 
 
 def parse_signed(envelope: bytes | bytearray | memoryview, owner_signing: bytes | None = None) -> Manifest:
-    """Parse a signed manifest and check that the owner that it names has signed it (checks 6–8).
-
-    Args:
-        envelope: the DSSE envelope's canonical bytes.
-        owner_signing: the owner that is expected, where there is one.
+    """Parse a signed manifest; check that the owner that it names, and is expected if any, has signed it (checks 6–8).
 
     Raises:
         FormatError: `too-large`, `not-canonical`, `schema-invalid`, `wrong-type` or `signature-invalid`.

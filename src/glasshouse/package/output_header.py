@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
@@ -20,11 +19,8 @@ from glasshouse.wire.crypto import (
     ChunkCipher,
     Suite,
     derive,
-    hpke_seal,
-    key_id,
     lengths_prefixed,
     sha256,
-    zero,
 )
 from glasshouse.wire.record import Id, Record, Sha256, digest_text, fixed, items, octets
 
@@ -127,49 +123,11 @@ class OutputHeader(Record, name="output", max_bytes=MAX_HEADER_BYTES, constants=
     @property
     def info(self) -> bytes:
         """What the HPKE messages are bound to; the name is inside them."""
-        return _info(self.run_id, self.manifest_sha256, self.kind, self.sequence, self.key_commitment)
+        return output_info(self.run_id, self.manifest_sha256, self.kind, self.sequence, self.key_commitment)
 
     def cipher(self, key: bytes | bytearray | memoryview) -> ChunkCipher:
         """Return the cipher of this output's chunks."""
         return ChunkCipher(suite=self.suite, key=key, prefix=bytes(PREFIX_BYTES), associated_data=sha256(self.encode()))
-
-
-def wrap(
-    key: bytes | bytearray | memoryview,
-    *,
-    salt: bytes | bytearray | memoryview,
-    recipients: Sequence[bytes],
-    run_id: str,
-    manifest_sha256: bytes,
-    name: str,
-    sequence: int,
-    kind: OutputKind,
-    suite: Suite,
-    chunk_bytes: int,
-) -> OutputHeader:
-    """Seal an output's key, salt and name to every recipient.
-
-    Raises:
-        PackageError: `package-path` or `package-limit`.
-        FormatError: `schema-invalid`.
-    """
-    commit = commitment(key, run_id=run_id, manifest_sha256=manifest_sha256)
-    info = _info(run_id, manifest_sha256, kind, sequence, commit)
-    private = private_block(key, salt, name)
-    try:
-        sealed = {key_id(each): hpke_seal(private, recipient=each, info=info) for each in recipients}
-    finally:
-        zero(private)
-    return OutputHeader(
-        run_id=run_id,
-        manifest_sha256=manifest_sha256,
-        kind=kind,
-        sequence=sequence,
-        suite=suite,
-        chunk_bytes=chunk_bytes,
-        key_commitment=commit,
-        recipients=tuple(sorted(sealed.items())),
-    )
 
 
 def commitment(key: bytes | bytearray | memoryview, *, run_id: str, manifest_sha256: bytes) -> bytes:
@@ -189,11 +147,7 @@ def private_block(key: bytes | bytearray | memoryview, salt: bytes | bytearray |
 
 
 def read_private(block: bytes | bytearray | memoryview) -> tuple[bytes, str]:
-    """Return the salt and the name in a private block.
-
-    Raises:
-        PackageError: `output-tampered` or `package-path`.
-    """
+    """Return the salt and the name in a private block; raises `PackageError` (`output-tampered` or `package-path`)."""
     end = _NAME_AT + 1 + block[_NAME_AT]
     if any(block[end:]):
         raise PackageError(Code.OUTPUT_TAMPERED, "an output's name with something behind it")
@@ -204,7 +158,8 @@ def read_private(block: bytes | bytearray | memoryview) -> tuple[bytes, str]:
     return bytes(block[KEY_BYTES:_NAME_AT]), check_path(name, max_bytes=MAX_NAME_BYTES)
 
 
-def _info(run_id: str, manifest_sha256: bytes, kind: OutputKind, sequence: int, key_commitment: bytes) -> bytes:
+def output_info(run_id: str, manifest_sha256: bytes, kind: OutputKind, sequence: int, key_commitment: bytes) -> bytes:
+    """See `OutputHeader.info`."""
     return lengths_prefixed(
         _INFO_LABEL,
         bytes.fromhex(run_id),

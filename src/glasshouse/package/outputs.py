@@ -20,11 +20,12 @@ from glasshouse.package.output_header import (
     OutputHeader,
     OutputKind,
     commitment,
+    output_info,
+    private_block,
     read_private,
-    wrap,
 )
 from glasshouse.package.streams import Positioned, size_of, write_all
-from glasshouse.wire.crypto import KEY_BYTES, TAG_BYTES, RecipientKey, Suite, key_id, salted, zero
+from glasshouse.wire.crypto import KEY_BYTES, TAG_BYTES, RecipientKey, Suite, hpke_seal, key_id, salted, zero
 
 Size: TypeAlias = int
 Digest: TypeAlias = bytes
@@ -49,9 +50,7 @@ class OutputSealer:
 
     Args:
         recipients: HPKE public keys, from the owner-signed manifest alone.
-        run_id: 32 hex characters.
         name: a relative path of at most 255 bytes.
-        sequence: number among the run's outputs (or log segments).
         chunk_bytes: plaintext bytes of a full chunk, and of the buffer.
 
     Raises:
@@ -75,22 +74,25 @@ class OutputSealer:
         self._out, self._name, self._kind, self._sequence = out, name, OutputKind(kind), sequence
         self._digest, self._sealed_digest = hashlib.sha256(), hashlib.sha256()
         self._bytes = self._sealed_bytes = self._index = self._filled = 0
-        key, self._salt = _fresh_key(), _fresh_key()
+        key, self._salt, private = _fresh_key(), _fresh_key(), bytearray()
         try:
-            header = wrap(
-                key,
-                salt=self._salt,
-                recipients=recipients,
+            commit = commitment(key, run_id=run_id, manifest_sha256=manifest_sha256)
+            info = output_info(run_id, manifest_sha256, self._kind, sequence, commit)
+            private = private_block(key, self._salt, name)
+            sealed = {key_id(each): hpke_seal(private, recipient=each, info=info) for each in recipients}
+            header = OutputHeader(
                 run_id=run_id,
                 manifest_sha256=manifest_sha256,
-                name=name,
-                sequence=sequence,
                 kind=self._kind,
+                sequence=sequence,
                 suite=suite,
                 chunk_bytes=chunk_bytes,
+                key_commitment=commit,
+                recipients=tuple(sorted(sealed.items())),
             )
             self._cipher = header.cipher(key)
         finally:
+            zero(private)
             zero(key)
         self._plain = memoryview(bytearray(chunk_bytes))
         self._sealed = memoryview(bytearray(chunk_bytes + TAG_BYTES))
@@ -98,11 +100,7 @@ class OutputSealer:
         self._write(memoryview(header.encode()))
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes of plaintext; the caller wipes its own buffer.
-
-        Raises:
-            OSError: from the output.
-        """
+        """Take the next bytes of plaintext; the caller wipes its own buffer. Raises `OSError`."""
         self._check_open()
         view = memoryview(data).cast("B")
         self._digest.update(view)
@@ -119,11 +117,7 @@ class OutputSealer:
             done += count
 
     def finish(self) -> SealedOutput:
-        """Seal the last chunk and wipe.
-
-        Raises:
-            OSError: from the output.
-        """
+        """Seal the last chunk and wipe; raises `OSError`."""
         self._check_open()
         try:
             self._emit(self._plain[: self._filled], last=True)
@@ -173,7 +167,6 @@ class OpenedOutput:
     Attributes:
         name: as the worker called it; a checked relative path.
         salt: of the plaintext's digest, for `wire.crypto.salted`.
-        sequence: its number.
         bytes: plaintext length.
         sealed_sha256: digest of the sealed file as `copy_to` read it; None before.
     """
@@ -222,14 +215,8 @@ class OpenedOutput:
 def open_output(stream: BinaryIO, key: RecipientKey, *, run_id: str, manifest_sha256: bytes) -> OpenedOutput:
     """Check a sealed output's header and unwrap its key.
 
-    Anyone can seal to a public key: that the output is the run's shows in the receipt, which names
-    the sealed file's digest.
-
-    Args:
-        stream: a seekable binary stream over the sealed file.
-        key: one of the recipients.
-        run_id: the run that it must come from.
-        manifest_sha256: the package that it must come from.
+    Anyone can seal to a public key: that the output is the run's shows in the receipt, which names the sealed file's
+    digest. Of another run or package it is refused.
 
     Raises:
         PackageError: `package-not-recognised`, `output-tampered`, `package-owner-mismatch`,

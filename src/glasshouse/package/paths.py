@@ -39,14 +39,9 @@ def check_path(path: str, *, max_bytes: int = MAX_PATH_BYTES) -> str:
 
 
 def check_paths(paths: Iterable[str], *, fold: bool = True) -> None:
-    """Check a package's paths together: strictly ascending, none a folder of another, none equal but for case.
+    """Check a package's paths together; raises `PackageError` (`package-path`).
 
-    Args:
-        paths: relative, by their bytes in UTF-8.
-        fold: whether two that differ only in case are one.
-
-    Raises:
-        PackageError: `package-path`.
+    They ascend strictly by their bytes in UTF-8; none is a folder of another, or, if `fold`, equal to it but for case.
     """
     files: set[str] = set()
     folders: set[str] = set()

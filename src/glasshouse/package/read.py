@@ -34,11 +34,7 @@ class Package:
 
     @classmethod
     def open(cls, stream: BinaryIO, *, owner_signing: bytes | None = None) -> Package:
-        """Read and check what can be checked without a key.
-
-        Args:
-            stream: a seekable binary stream over the whole package.
-            owner_signing: the owner that is expected, where there is one.
+        """Read and check what can be checked without a key, in a seekable stream over the whole package.
 
         Raises:
             PackageError: `package-not-recognised`, `unsupported`, `package-limit`, `package-truncated`,

@@ -45,11 +45,7 @@ class Positioned:
         return data
 
     def read_exactly(self, offset: int, out: memoryview) -> None:
-        """Fill `out` from `offset` on.
-
-        Raises:
-            PackageError: `package-truncated` when the stream ends before.
-        """
+        """Fill `out` from `offset` on; raises `PackageError` (`package-truncated`) where the stream ends before."""
         if self._fd is not None:
             self._read(offset, out)
             return
@@ -85,14 +81,7 @@ def write_all(out: BinaryIO, data: memoryview) -> None:
 
 
 def as_bytes(destination: object) -> memoryview:
-    """Return a writable view of single bytes over a caller's buffer, whatever its items are.
-
-    Args:
-        destination: bytearray, memoryview, numpy array or whatever else exports its memory.
-
-    Raises:
-        ValueError: it is read-only or not contiguous.
-    """
+    """Return a view of single bytes over a bytearray, memoryview, numpy array or other buffer; raises `ValueError`."""
     view = memoryview(destination)  # type: ignore[arg-type]  # PEP 688: no static name before 3.12
     if view.readonly or not view.c_contiguous:
         raise ValueError("a destination is writable and contiguous")
@@ -108,13 +97,6 @@ class SealedAsset:
         source: the whole package.
         version: of the package format, which names the hash of the asset's digest.
         chunk_bytes: plaintext bytes of every chunk but the last.
-        key: the asset's key, 32 bytes.
-
-    Attributes:
-        entry, version, suite, chunk_bytes, header_sha256, key: as given.
-        size: plaintext bytes.
-        chunks: how many there are, at least one.
-        associated_data: what every chunk is bound to.
     """
 
     def __init__(
@@ -130,8 +112,8 @@ class SealedAsset:
     ) -> None:
         self.entry, self.version, self.suite, self.chunk_bytes = entry, version, suite, chunk_bytes
         self.header_sha256, self.key = header_sha256, key
-        self.size = entry.bytes
-        self.chunks = chunk_count(entry.bytes, chunk_bytes)
+        self.size = entry.bytes  # of the plaintext
+        self.chunks = chunk_count(entry.bytes, chunk_bytes)  # at least one
         self.associated_data = stream_binding(header_sha256, entry.id)
         self._source = source
 
@@ -146,11 +128,7 @@ class SealedAsset:
         return stream_nonce(chunk, last=chunk == self.chunks - 1)
 
     def read_sealed(self, chunk: int, out: memoryview) -> None:
-        """Read sealed chunks, one behind the other, each ciphertext and tag, from the beginning of `chunk` on.
-
-        Raises:
-            PackageError: `package-truncated`.
-        """
+        """Read neighbouring chunks, each ciphertext and tag, from `chunk` on; raises as `Positioned.read_exactly`."""
         self._check(chunk)
         self._source.read_exactly(self.entry.offset + chunk * (self.chunk_bytes + TAG_BYTES), out)
 
@@ -175,10 +153,6 @@ class AssetReader:
 
     def read_into(self, offset: int, destination: object) -> int:
         """Open the bytes from `offset` on into `destination`.
-
-        Args:
-            offset: first byte, from 0.
-            destination: a writable contiguous buffer (bytearray, numpy array, a tensor's storage).
 
         Returns:
             Bytes read: the destination's length, or less where the asset ends.

@@ -55,12 +55,7 @@ class AgentLink(Channel):
         self._pid = os.getpid()
 
     def receive(self) -> Message:
-        """Return the agent's next message.
-
-        Raises:
-            EOFError: the agent is gone.
-            FormatError: it sent something that is no control message.
-        """
+        """Return the agent's next message; raises `EOFError` where it is gone, `FormatError` for any other message."""
         while not self._waiting:
             between = not self._decoder.within
             data, descriptors, flags, _address = socket.recv_fds(self._socket, _RECEIVE_BYTES, _MAX_DESCRIPTORS)

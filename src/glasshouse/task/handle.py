@@ -122,7 +122,6 @@ class Task:
         """Load a safetensors input, each tensor's bytes straight into its own storage.
 
         Args:
-            name: the input.
             torch: the framework, passed in by the script.
             into: existing tensors to fill; they may have another dtype or be on a GPU. Tensors of the
                 file that are not in it are skipped.

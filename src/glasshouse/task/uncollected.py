@@ -60,13 +60,7 @@ def snapshot(workspace: Path) -> Snapshot:
 
 
 def look(workspace: Path, before: Snapshot, *, folder: Path, outputs: Sequence[Path]) -> Uncollected | None:
-    """Return what was written since `before` and lies in none of the output folders.
-
-    Args:
-        before: the workspace as it was.
-        folder: the script's working directory, which names are given from.
-        outputs: the folders whose files come back.
-    """
+    """Return what was written since `before` and lies in none of the folders `outputs`, by names below `folder`."""
     collected = tuple(f"{path.relative_to(workspace).as_posix()}/" for path in outputs)
     new = [
         (name, state[1])

@@ -214,11 +214,7 @@ def invalid(path: str, allowed: str, *given: Any) -> UsageError:
 def read(
     fields: Sequence[Field], values: Mapping[str, Any], path: str, *, rules: Sequence[Rule] = ()
 ) -> dict[str, Any]:
-    """Check one table, as parsed from TOML or JSON, and return a value for every declared key.
-
-    Raises:
-        UsageError: `job-invalid`, naming the key below `path`.
-    """
+    """Check a table, from TOML or JSON; return a value for every declared key; raises `UsageError` (`job-invalid`)."""
     known = [field.name for field in fields]
     unknown = sorted(str(name) for name in values if name not in known)
     found = {}

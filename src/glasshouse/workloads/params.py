@@ -81,11 +81,7 @@ class Params:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """Check a table, as parsed from TOML or as `travelling` returned it.
-
-        Raises:
-            UsageError: `job-invalid`, naming the key.
-        """
+        """Check a table, as parsed from TOML or as `travelling` returned it; raises `UsageError` (`job-invalid`)."""
         found = read(declared(cls), values, "params", rules=cls.RULES)
         if cls.TARGET and found["slots"] is None and found["seconds"] is None and found[cls.TARGET[0]] is None:
             found[cls.TARGET[0]] = cls.TARGET[1]

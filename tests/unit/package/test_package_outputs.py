@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError
-from glasshouse.package import output_header, outputs
+from glasshouse.package import outputs
 from glasshouse.package.output_header import OutputHeader, OutputKind
 from glasshouse.package.outputs import OpenedOutput, OutputSealer, SealedOutput, open_output
 from glasshouse.wire.crypto import RecipientKey, Suite, salted
@@ -173,7 +173,7 @@ def test_what_cannot_be_sealed_is_refused_before_a_byte_is_written(changes: dict
 def test_plaintext_and_key_are_wiped_when_an_output_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[bytearray] = []
     blocks: list[bytearray] = []
-    fresh, block = outputs._fresh_key, output_header.private_block
+    fresh, block = outputs._fresh_key, outputs.private_block
 
     def new_key() -> bytearray:
         keys.append(fresh())
@@ -184,7 +184,7 @@ def test_plaintext_and_key_are_wiped_when_an_output_is_finished(monkeypatch: pyt
         return blocks[-1]
 
     monkeypatch.setattr(outputs, "_fresh_key", new_key)
-    monkeypatch.setattr(output_header, "private_block", new_block)
+    monkeypatch.setattr(outputs, "private_block", new_block)
     sealing = sealer(io.BytesIO())
     assert (keys[0], blocks) == (bytearray(32), [bytearray(320)])  # wiped before the first byte of plaintext
     sealing.update(b"secret" * 500)

@@ -136,16 +136,7 @@ def _train(task: Task, params: LoraParams, model: Any, batches: Iterator[dict[st
             hint = "lower learning_rate, or look at the data; fail_on_nonfinite = false goes on regardless"
             training.check_finite(loss, f"step {done}", hint)
 
-    return training.loop(
-        task,
-        device,
-        unit="step",
-        count=params.steps,
-        seconds=params.seconds,
-        step=step,
-        after=after,
-        check=check,
-    )
+    return training.loop(task, device, params, step=step, after=after, check=check)
 
 
 def _batches(torch: Any, examples: Any, pad_id: int, params: LoraParams, device: Any) -> Iterator[dict[str, Any]]:

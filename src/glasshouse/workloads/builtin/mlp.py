@@ -141,16 +141,7 @@ def _train(task: Task, params: MlpParams, model: Any, data: Data, device: Any) -
         if reported:
             check(loss, done)
 
-    return training.loop(
-        task,
-        device,
-        unit="epoch",
-        count=params.epochs,
-        seconds=params.seconds,
-        step=step,
-        after=after,
-        check=check,
-    )
+    return training.loop(task, device, params, step=step, after=after, check=check)
 
 
 def _model(params: MlpParams, data: Data) -> Any:

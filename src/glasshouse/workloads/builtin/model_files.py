@@ -86,11 +86,7 @@ def weight_files(open_file: Callable[[str], BinaryIO], prefix: str, names: list[
 
 
 def check_model(model: str, targets: tuple[str, ...], files: Mapping[str, PlainFile]) -> list[str]:
-    """Check that a model can be loaded and has the layers of an adapter; return what could not be checked here.
-
-    Raises:
-        UsageError: `job-invalid` or `file-missing`.
-    """
+    """Check that a model loads and has the targets; return what was not checked; raises as `registry.examine`."""
     if model.startswith("config:"):
         _check_targets(targets, set(LINEAR), model)
         return []
@@ -107,11 +103,7 @@ def check_model(model: str, targets: tuple[str, ...], files: Mapping[str, PlainF
 
 
 def check_data(data: str, model: str, files: Mapping[str, PlainFile], *, max_length: int) -> list[str]:
-    """Check an input of records; return what could not be checked here and what is passed over.
-
-    Raises:
-        UsageError: as `instructions.check_records`.
-    """
+    """Check an input of records; return what was not checked and what is passed over; raises as `check_records`."""
     encode, note = _encoder(data, model, files)
     with files[data].open() as lines:
         skipped = instructions.check_records(instructions.lines_of(lines), encode, max_length=max_length, name=data)

@@ -71,11 +71,7 @@ _ENDING_S = 2.5
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptParams(Common):
-    """Parameters of `script`.
-
-    Attributes:
-        env: environment variables; in the job file a table of its own, sealed with the parameters.
-    """
+    """Parameters of `script`."""
 
     RULES = (exactly_one("script", "module"), *Common.RULES)
     INPUTS = ("script",)
@@ -107,6 +103,7 @@ class ScriptParams(Common):
         integer(0, 100),
         "How often all ranks begin again after one failed; for a job with `--ranks` alone.",
     ] = 0
+    # Environment variables; in the job file a table of its own, sealed with the parameters.
     env: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod

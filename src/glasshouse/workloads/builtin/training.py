@@ -37,17 +37,13 @@ def prepare(params: DeviceParams) -> torch.device:
 
 
 def seed(number: int, *, threads: int | None, deterministic: bool) -> None:
-    """Seed every generator, and fix threads and algorithms where that is asked for.
-
-    Args:
-        threads: of the CPU; 1 in deterministic mode when not given, for another count adds in another order.
-    """
+    """Seed every generator, and fix threads of the CPU and algorithms where that is asked for."""
     if deterministic:
         # Read when cuBLAS makes its first handle; without it the deterministic algorithms refuse to run.
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-        threads = threads or 1
+        threads = threads or 1  # another count adds in another order
     if threads is not None:
         torch.set_num_threads(threads)
     torch.manual_seed(number)
@@ -68,21 +64,21 @@ def trainable(model: Any) -> int:
 def loop(
     task: Task,
     device: torch.device,
+    params: Any,
     *,
-    unit: str,
-    count: int | None,
-    seconds: float | None,
     step: Callable[[int], Any],
     after: Callable[[int, Any, bool], None],
     check: Callable[[Any, int], None],
 ) -> Result:
-    """Train until a target (`count` of a `unit`, or `seconds`) is reached or the owner stops the job.
+    """Train until a target of the job's parameters is reached or the owner stops the job.
 
     Args:
         step: takes how many steps are done, does one more, and returns its loss, detached.
         after: takes the new count, the loss, and whether they were reported.
         check: refuses the last loss, or None without a step, with the count.
     """
+    name = params.TARGET[0]  # `steps` or `epochs`
+    unit, count, seconds = name.removesuffix("s"), getattr(params, name), params.seconds
     task.progress(0, count, unit=unit)
     _wait(device)
     started = time.perf_counter()

@@ -76,11 +76,7 @@ class MachineGroup:
                 line.recv(1)  # the end is on its way when the other side has finished too, or some time has passed
 
     def dial(self, machine: int, port: int) -> socket.socket:
-        """Return a connection over this machine's loopback that leads to a listener on another's.
-
-        Raises:
-            OSError: there is none.
-        """
+        """Return a connection over this machine's loopback that leads to a listener on another's; raises `OSError`."""
         return _over_loopback(self._reach(machine, port))
 
     def _reach(self, machine: int, port: int) -> Stream:

@@ -67,12 +67,7 @@ class Failure(NamedTuple):
 
 
 class RankLinks:
-    """The connections with a job's ranks, from the moment at which each has joined.
-
-    Args:
-        given: what each rank is handed.
-        task, channel: take what rank 0 saves, and its progress.
-    """
+    """The connections with a job's ranks that have joined; `task` and `channel` take rank 0's outputs and progress."""
 
     def __init__(self, given: Given, task: Task, channel: Channel) -> None:
         self.report = Report()  # of rank 0, at its end

@@ -43,11 +43,7 @@ def order_of(seed: bytes, block: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan(Record, name="slots"):
-    """What is sealed into one worker's parameters.
-
-    Raises:
-        UsageError: `usage`, for a value outside its limits.
-    """
+    """What is sealed into one worker's parameters; raises `UsageError` (`usage`) for a value outside its limits."""
 
     seed: Sha256  # 32 random bytes, the same in both arms
     arm: Annotated[str, choice((ALONE, *ARMS))]  # `A` for a worker that has the machine for itself

@@ -11,14 +11,10 @@ from glasshouse.task.result import Result
 
 
 class JobControl:
-    """What a workload registers for the owner's stop; each action is done once, however early the stop comes.
-
-    Args:
-        conclude: reports the end of a script that ends its process itself; returns the exit status.
-    """
+    """What a workload registers for the owner's stop; each action is done once, however early the stop comes."""
 
     def __init__(self, conclude: Callable[[Task, Result | RunError], int]) -> None:
-        self.conclude = conclude
+        self.conclude = conclude  # reports the end of a script that ends its process itself; returns the exit status
         self._actions: list[Callable[[], None]] = []
         self._stopped = False
 

@@ -15,11 +15,7 @@ _PR_SET_DUMPABLE = 4
 
 
 def close_to_others() -> None:
-    """Set core limit 0 and, on Linux, dumpable 0.
-
-    Raises:
-        OSError: when the kernel does not do it.
-    """
+    """Set core limit 0 and, on Linux, dumpable 0; raises `OSError` where the kernel does not do it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not sys.platform.startswith("linux"):
         return  # only a raw leg runs elsewhere; the agent, and so the protected leg, is Linux alone

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, RunError
 from glasshouse.task import install
@@ -41,22 +41,6 @@ if TYPE_CHECKING:
     from glasshouse.workloads.params import Params
 
 
-class Leg(Protocol):
-    """How a run begins under one of the two legs."""
-
-    channel: Channel  # where messages and outputs go
-
-    def prepared(self) -> bool:
-        """Wait until the work may be prepared; False when the run is over before it began."""
-        ...
-
-    def granted(self) -> tuple[Inputs, Mapping[str, Json], Given | None] | None:
-        """Wait for inputs, parameters and what each rank is handed; None when the run is over before it began."""
-
-    def begin(self, control: JobControl) -> None:
-        """Listen for `stop` from now on."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _GrantMessage(Record, name="grant", constants={"type": "grant"}):
     """Comes with the descriptors of the grant, the package and, on one of several machines, the agent's relay."""
@@ -70,15 +54,16 @@ class _GrantMessage(Record, name="grant", constants={"type": "grant"}):
             raise FormatError(Code.SCHEMA, "a grant for a machine that the group does not have")
 
 
-class Protected(Leg):
-    """Inputs come from the agent as a grant in secret memory."""
+class Protected:
+    """The protected leg: inputs come from the agent as a grant in secret memory."""
 
     def __init__(self, descriptor: int, *, ranked: bool = False) -> None:
         self._link = AgentLink(socket.socket(fileno=descriptor))
-        self.channel: Channel = self._link
+        self.channel: Channel = self._link  # where messages and outputs go
         self._ranked = ranked
 
     def prepared(self) -> bool:
+        """Wait until the work may be prepared; False when the run is over before it began."""
         if self._link.receive().get("type") != "prepare":
             return False
         # Ciphers are loaded now, while the gate decides; after the release every moment counts.
@@ -86,6 +71,7 @@ class Protected(Leg):
         return True
 
     def granted(self) -> tuple[Inputs, Mapping[str, Json], Given | None] | None:
+        """Wait for inputs, parameters and what each rank is handed; None when the run is over before it began."""
         from glasshouse.task.granted import GrantInputs
 
         message = self._link.receive()
@@ -116,20 +102,23 @@ class Protected(Leg):
         return inputs, inputs.job, given
 
     def begin(self, control: JobControl) -> None:
+        """Listen for `stop` from now on."""
         self._link.listen(control.stop)
 
 
-class Raw(Leg):
-    """Inputs are a plain folder; SIGTERM and SIGINT stop the job."""
+class Raw:
+    """The raw leg: inputs are a plain folder; SIGTERM and SIGINT stop the job."""
 
     def __init__(self, kind: str, params: Path, inputs: Path, channel: Channel, *, ranked: bool) -> None:
         self.channel = channel
         self._kind, self._params, self._inputs, self._ranked = kind, params, inputs, ranked
 
     def prepared(self) -> bool:
+        """Return that the work may be prepared."""
         return True
 
     def granted(self) -> tuple[Inputs, Mapping[str, Json], Given | None]:
+        """Return the folder, the parameters and what each rank is handed."""
         table = registry.canonical(self._kind, json.loads(self._params.read_text("utf-8")))
         if not self._ranked:
             return FolderInputs(self._inputs), table, None
@@ -140,6 +129,8 @@ class Raw(Leg):
         return FolderInputs(self._inputs), table, given
 
     def begin(self, control: JobControl) -> None:
+        """Have both signals stop the job from now on."""
+
         def stop(_number: int, _frame: object) -> None:
             if not self.channel.stopping:
                 self.channel.stopping = True
@@ -196,7 +187,7 @@ def run_raw(argv: Sequence[str]) -> int:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def run_worker(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | None = None) -> int:
+def run_worker(leg: Protected | Raw, kind: str, workspace: Path, *, protected: bool, ranks: int | None = None) -> int:
     """Do one run in a `workspace` of its own, with a script in `ranks` processes; return 0 when it finished, else 1."""
     try:
         result = _run(leg, kind, workspace.resolve(), protected=protected, ranks=ranks)
@@ -230,7 +221,7 @@ def _conclude(channel: Channel, task: Task, outcome: Result | RunError) -> int:
     return 0
 
 
-def _run(leg: Leg, kind: str, workspace: Path, *, protected: bool, ranks: int | None) -> Message | None:
+def _run(leg: Protected | Raw, kind: str, workspace: Path, *, protected: bool, ranks: int | None) -> Message | None:
     if not leg.prepared():
         return None
     environment.prepare(workspace, protected=protected)
