@@ -5,16 +5,18 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from glasshouse.providers.rental.provider import Options, RentedState, Start
+from glasshouse.providers.rental.provider import RentedState, Start
 from glasshouse.providers.rental.runpod import RunPod
 from glasshouse.providers.rental.start_script import host_key
 from simulators.fake_runpod import FakeRunPod, fake_runpod
 from simulators.rented_host import pinned
+from simulators.runpod_market import OPTIONS as ASKED
 from tools.machine import needs_namespaces, needs_root
 from tools.sshd import needs_sshd
 from tools.waiting import wait_for
@@ -22,16 +24,7 @@ from tools.waiting import wait_for
 pytestmark = [needs_root, needs_namespaces, needs_sshd]
 
 NONCE = "0123456789abcdef" * 2
-OPTIONS = Options(
-    gpu=("RTX 4090",),
-    gpus=1,
-    memory_gb=0,
-    disk_gb=20,
-    regions=(),
-    most_per_hour_usd=Decimal(1),
-    spot=False,
-    image="pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime",
-)
+OPTIONS = replace(ASKED, most_per_hour_usd=Decimal(1))
 
 
 @pytest.fixture
