@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from glasshouse.handshake.launch import LaunchFile
 from glasshouse.jobs.gates.embedded import Embedded
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.processes import Interrupts
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
-from glasshouse.jobs.supervise import runner
+from glasshouse.jobs.places.known_machines import place_of
 from glasshouse.jobs.supervise.prepare import prepare
+from glasshouse.jobs.supervise.supervision import run_here
 from glasshouse.wire.states import Outcome
 from simulators.command_line import Shell
 from tools.waiting import wait_for
@@ -172,7 +175,15 @@ def test_a_key_revoked_after_the_launch_is_refused_by_the_gate(shell: Shell) -> 
     prepared = prepare(shell.folder / "late.sealed", home=home, identity=identity, folder=folder, broker=broker)
     assert broker.serving is not None
     broker.serving.client().revoke(prepared.record.package_id)
-    ended = runner.run_here(folder, prepared.launch, home=home, broker=broker, watcher=Quiet())
+    ended = run_here(
+        folder,
+        prepared.launch,
+        home=home,
+        place=partial(place_of, home),
+        broker=broker,
+        watcher=Quiet(),
+        interrupts=Interrupts(),
+    )
     assert (ended.conclusion.outcome, ended.conclusion.code) == (Outcome.REFUSED, Code.PACKAGE_REVOKED)
     assert ended.conclusion.exit_code is ExitCode.REFUSED
     assert ended.conclusion.receipt is not None, "a refused run has a receipt too"

@@ -10,12 +10,14 @@ import pytest
 
 import glasshouse
 from glasshouse.errors import Code, ExitCode
+from glasshouse.jobs.define.jobfile import Ranks
 from glasshouse.jobs.gates.embedded import Embedded
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.processes import Interrupts
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.supervise.prepare import Ranks, prepare
-from glasshouse.jobs.supervise.supervision import Interrupts, supervise
+from glasshouse.jobs.supervise.prepare import prepare
+from glasshouse.jobs.supervise.supervision import supervise
 from glasshouse.providers.place.local import LocalPlace, LocalPlaced
 from glasshouse.providers.protocol.order import Order
 from glasshouse.providers.serve.runs import Run

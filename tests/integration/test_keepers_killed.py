@@ -13,7 +13,7 @@ import pytest
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode
 from glasshouse.jobs.owner.processes import ProcessName
-from glasshouse.jobs.verify.leftover import survivors
+from glasshouse.jobs.verify.conclusion import survivors
 from glasshouse.runtime.watchdog.session_record import SessionRecord, members
 from tools.machine import CONFINED, needs_filters, needs_namespaces
 from tools.runtime_world import AgentProcess, Broken, ended, script_world

@@ -11,7 +11,7 @@ import pytest
 
 from glasshouse.errors import UsageError
 from glasshouse.jobs.owner.owner_identity import Identity
-from glasshouse.jobs.verify.documents import verify_bundle
+from glasshouse.jobs.verify.verdict import verify_bundle
 from glasshouse_bench.artifact import Attempt, Ended, Part
 from glasshouse_bench.design import Kind, Mode, Planted
 from glasshouse_bench.harness import alone, profiled

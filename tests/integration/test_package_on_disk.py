@@ -12,7 +12,7 @@ from typing import BinaryIO
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PackageError, UsageError
-from glasshouse.jobs.owner.files import write_private
+from glasshouse.jobs.owner.home import write_private
 from glasshouse.package.write import Source
 from simulators.package_world import seal, unlock
 

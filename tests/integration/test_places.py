@@ -17,8 +17,7 @@ import pytest
 
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import Code, ExitCode, PeerError, UsageError
-from glasshouse.jobs.verify.documents import verify_bundle
-from glasshouse.jobs.verify.run_files import verify_log_beside
+from glasshouse.jobs.verify.verdict import verify_bundle
 from glasshouse.providers.place.place_channel import PlaceChannel
 from glasshouse.providers.place.placed import RemotePlaced, digest_of
 from glasshouse.providers.place.ways import SlurmNode, Way, batch_script, login_of
@@ -29,6 +28,7 @@ from glasshouse.providers.serve.runs import Runs
 from glasshouse.providers.serve.uploads import Uploads
 from glasshouse.runtime.gate.http_exchange import parse_url
 from simulators.slurm_cluster import Cluster, needs_slurm, running_slurm
+from simulators.world import with_log
 from tools.machine import needs_root
 from tools.runtime_world import AgentProcess, World, script_world
 from tools.sshd import needs_sshd, serving_ssh
@@ -160,7 +160,7 @@ def came_whole(here: Here, run: str, kib: int) -> None:
     """What is here is what the runtime made: the owner verifies and opens it."""
     folder = here.kept / run
     verdict = verify_bundle((folder / "receipt.json").read_bytes(), owner=here.world.package.owner.public)
-    verify_log_beside(
+    with_log(
         verdict,
         (folder / "events.log").read_bytes().splitlines(keepends=True),
         (folder / "heads.log").read_bytes().splitlines(keepends=True),

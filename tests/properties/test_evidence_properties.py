@@ -15,8 +15,8 @@ from glasshouse.evidence.canary import check_canaries, spellings
 from glasshouse.evidence.events import BODIES, MAX_EVENT_BYTES, Event, EventType
 from glasshouse.evidence.heads import MAX_HEAD_BYTES, Head, countersign
 from glasshouse.evidence.log import EventLog, verify_log
-from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle
-from glasshouse.jobs.verify.verdict import Status
+from glasshouse.jobs.verify.publish import verify_artifact
+from glasshouse.jobs.verify.verdict import Status, verify_bundle
 from glasshouse.wire.canonical import MAX_INTEGER, decode, encode
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope

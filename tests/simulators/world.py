@@ -6,7 +6,7 @@ The runtime's keys are open to tests, because an attacker who owns the machine h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from glasshouse.attestation.claims import (
@@ -32,6 +32,8 @@ from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import TokenClaims, issue_token
 from glasshouse.handshake.messages import Challenge, ReleaseMessage
 from glasshouse.handshake.records import DeploymentRecord
+from glasshouse.jobs.verify.run_files import verify_log_beside
+from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.package.layout import key_commitment
 from glasshouse.package.manifest import Manifest
 from glasshouse.wire.canonical import decode
@@ -41,11 +43,17 @@ from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.states import Outcome, State
 from simulators.measured import measured
 
-__all__ = ["START_US", "Run", "World", "envelope"]
+__all__ = ["START_US", "Run", "World", "envelope", "with_log"]
 
 START_US = 1_790_000_000_000_000
 SECOND_US = 1_000_000
 _WAY = tuple(State)[1 : tuple(State).index(State.ZEROIZING)]
+
+
+def with_log(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[bytes] | None = None) -> Verdict:
+    """Return a verdict with the log beside its bundle, checked."""
+    log, counted = verify_log_beside(verdict.chain, lines, heads)
+    return replace(verdict, log=log, heads=counted)
 
 
 def envelope(data: bytes) -> Envelope:

@@ -25,14 +25,13 @@ from glasshouse.broker.http_api import LaunchRequest
 from glasshouse.errors import Code, ExitCode
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
-from glasshouse.jobs.verify.documents import verify_bundle
-from glasshouse.jobs.verify.run_files import verify_log_beside
-from glasshouse.jobs.verify.verdict import Verdict
+from glasshouse.jobs.verify.verdict import Verdict, verify_bundle
 from glasshouse.package.outputs import open_output
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.group import Group
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.workloads.registry import canonical
+from simulators.world import with_log
 from tools.runtime_package import OwnersPackage, seal
 from tools.waiting import wait_for
 
@@ -313,7 +312,7 @@ def verified(agent: AgentProcess) -> Verdict:
     verdict = verify_bundle(agent.receipt(), owner=agent.world.package.owner.public)
     lines = (agent.out / "events.log").read_bytes().splitlines(keepends=True)
     heads = (agent.out / "heads.log").read_bytes().splitlines(keepends=True)
-    return verify_log_beside(verdict, lines, heads)
+    return with_log(verdict, lines, heads)
 
 
 def ended(agent: AgentProcess, *, exit_code: ExitCode, outcome: str, code: Code | None) -> Verdict:

@@ -13,10 +13,11 @@ import pytest
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.heads import CountersignedHead, Head, countersign
 from glasshouse.evidence.log import verify_log
-from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle
-from glasshouse.jobs.verify.run_files import verify_log_beside
+from glasshouse.jobs.verify.publish import verify_artifact
+from glasshouse.jobs.verify.verdict import verify_bundle
 from glasshouse.wire.canonical import b64decode, encode
 from glasshouse.wire.crypto import SigningKey
+from simulators.world import with_log
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "spec" / "vectors" / "evidence"
@@ -47,7 +48,7 @@ def heads(given: dict[str, Any]) -> dict[str, Any]:
     base = CASES[given["base"]]["input"]["bundle"]
     verdict = verify_bundle(encode(base), owner=b64decode(given["owner"]))
     lines = (line.encode() + b"\n" for line in given["lines"])
-    assert verify_log_beside(verdict, lines, io.BytesIO(given["heads"].encode())).heads
+    assert with_log(verdict, lines, io.BytesIO(given["heads"].encode())).heads
     return {"code": None}
 
 

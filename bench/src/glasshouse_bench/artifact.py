@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Self, TypeVar
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.jobs.owner.files import is_there, open_regular, private_folder, write_private
+from glasshouse.jobs.owner.home import is_there, open_regular, private_folder, write_private
 from glasshouse.wire.canonical import MAX_INTEGER, decode
 from glasshouse.wire.crypto import sha256
 from glasshouse_bench.design import MAX_DESIGN_BYTES, MAX_SESSIONS, Design, Mode

@@ -79,7 +79,7 @@ def report(
     options: JsonOptions,
 ) -> None:
     """Draw a measurement as one page, computed again from its records; no signature is checked."""
-    from glasshouse.jobs.owner.files import write_private
+    from glasshouse.jobs.owner.home import write_private
     from glasshouse_bench.report import render
     from glasshouse_bench.statement import Measurement
 

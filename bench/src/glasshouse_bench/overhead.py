@@ -11,7 +11,7 @@ from pathlib import Path
 from glasshouse.cli.options import OwnerOptions
 from glasshouse.cli.show.output import CommandOutput
 from glasshouse.errors import Code, ExitCode, RunError, UsageError
-from glasshouse.jobs.owner.durations import parse_s
+from glasshouse.jobs.define.wanted import parse_s
 from glasshouse.jobs.owner.installation import install_command
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse_bench.artifact import Part

@@ -12,7 +12,7 @@ from typing import Any
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.canary import check_canaries
-from glasshouse.jobs.owner.files import is_there, write_private
+from glasshouse.jobs.owner.home import is_there, write_private
 from glasshouse.jobs.verify.publish import host_canaries
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, encode

@@ -15,10 +15,9 @@ from typing import Any
 from glasshouse.errors import Code, FormatError, UsageError, VerificationError
 from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, MAX_BUNDLE_BYTES
 from glasshouse.jobs.owner.durations import utc
-from glasshouse.jobs.owner.files import is_there
+from glasshouse.jobs.owner.home import is_there
 from glasshouse.jobs.owner.owner_identity import OwnerPublic
-from glasshouse.jobs.verify.documents import verify_bundle
-from glasshouse.jobs.verify.verdict import Verdict
+from glasshouse.jobs.verify.verdict import Verdict, verify_bundle
 from glasshouse.wire.canonical import Json, decode
 from glasshouse.wire.crypto import key_id, sha256
 from glasshouse.wire.dsse import Envelope

@@ -8,8 +8,11 @@ from __future__ import annotations
 LOOKED_AT_BYTES = 1 << 18
 """How much of a file is searched: more than a key file is long, and where a broker's database names its tables."""
 
-NAMES = frozenset((".glasshouse", "broker.key", "owner.key"))
-"""A project's state folder, and the keys of an owner and of a broker wherever they are kept."""
+PROJECT = ".glasshouse"
+"""A project's state folder."""
+
+NAMES = frozenset((PROJECT, "broker.key", "owner.key"))
+"""That folder, and the keys of an owner and of a broker wherever they are kept."""
 
 KEY_FOLDERS = ("keys", "broker/data")
 """Where else in a home keys lie, under any name."""

@@ -17,7 +17,7 @@ from glasshouse.broker.client.owner_client import OwnerClient, Reply
 from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError, UsageError, VerificationError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.owner_api import SignedPolicy
-from glasshouse.jobs.gates.mint import mint
+from glasshouse.jobs.supervise.prepare import mint
 from glasshouse.package.layout import key_commitment
 from glasshouse.tamper.stage import Actor, Owner, clock_us
 from glasshouse.wire.canonical import Json, b64encode, encode

@@ -18,7 +18,7 @@ from glasshouse.cli.show.output import CommandOutput
 from glasshouse.errors import ExitCode
 from glasshouse.evidence.receipt import Receipt, Work
 from glasshouse.jobs.define.wanted import Caps
-from glasshouse.jobs.owner.files import write_state
+from glasshouse.jobs.owner.home import write_state
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.jobs.places.rental_journal import Attempt, Journal, Rental, Step

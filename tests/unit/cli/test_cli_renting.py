@@ -24,17 +24,19 @@ from glasshouse.cli.show.steps import StepPrinter, cost_words
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.jobs.define.wanted import Caps
 from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.processes import Interrupts, ProcessName, handled, interrupt, stoppable
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.jobs.places import accounts, rent, rental_watch, rented_machine
 from glasshouse.jobs.places.known_machines import _to_rented
 from glasshouse.jobs.places.rent import Renter
 from glasshouse.jobs.places.rental_journal import Journal, Step
-from glasshouse.jobs.places.rented_machine import hand_over
-from glasshouse.jobs.supervise import runner
-from glasshouse.jobs.supervise.rented_run import Renting, return_left
+from glasshouse.jobs.places.rental_watch import watched
+from glasshouse.jobs.places.rented_machine import hand_over, return_left
+from glasshouse.jobs.supervise import run_job
+from glasshouse.jobs.supervise.control import detach
+from glasshouse.jobs.supervise.run_job import Renting
 from glasshouse.jobs.supervise.run_request import RunRequest
-from glasshouse.jobs.supervise.supervision import Interrupts
+from glasshouse.jobs.supervise.supervision import run_here
 from glasshouse.providers.place.base import Place
 from glasshouse.wire.policy import Profile
 from simulators.owner_side import OwnersWorld
@@ -77,15 +79,15 @@ class Rents:
         self.package = tmp_path / "package"
         for module in (rented_machine, rent, rental_watch):
             monkeypatch.setattr(module, "SystemClock", lambda: self.world.clock)
-        monkeypatch.setattr(rented_machine, "provider_for", lambda *_of: self.provider)
+        for module in (rented_machine, rental_watch):
+            monkeypatch.setattr(module, "provider_for", lambda *_of: self.provider)
         monkeypatch.setattr(rented_machine, "make_bundle", lambda path: path.write_bytes(b"bundle"))
         monkeypatch.setattr(rented_machine, "take", self.take)
+        monkeypatch.setattr(run_job, "log_in", lambda *_of, **_how: [object()])
 
-    def take(self, _home: object, journal: Journal, *_rest: object, say: Callable[[str], None], **_of: object) -> Any:
+    def take(self, _home: object, journal: Journal, *_rest: object, say: Callable[[str], None], **_of: object) -> None:
         taking = Renter(journal, self.provider, clock=self.world.clock, say=say)
         taking.take(self.provider.offers(OPTIONS), OPTIONS, owner="gh-abcdefghij-", ssh_public="ssh-ed25519 AAAA")
-        place: Any = object()
-        return [place]
 
     def renting(self) -> Renting:
         asked = RunRequest(what=self.package, job=None, on=("world",))
@@ -183,7 +185,7 @@ def test_a_supervisor_that_cannot_be_handed_the_machine_ends_before_it_has_begun
         raise UsageError(Code.DISK_FULL, "no room")
 
     with pytest.raises(UsageError, match="no room"):
-        runner.detach(rents.folder, b"{}", home=rents.home, hand_over=full)
+        detach(rents.folder, b"{}", home=rents.home, hand_over=full)
     supervisor = rents.folder.load().supervisor
     assert supervisor is not None
     os.waitpid(supervisor.pid, 0)
@@ -194,7 +196,7 @@ def test_a_supervisor_that_cannot_be_handed_the_machine_ends_before_it_has_begun
 def test_a_signal_before_the_run_begins_stops_it_as_one_during_it_does(rents: Rents) -> None:
     """As between the blocks of a command that has a machine: nothing is started there."""
     interrupts = Interrupts()
-    with runner.handled(interrupts):
+    with handled(interrupts):
         os.kill(os.getpid(), signal.SIGTERM)
     places: list[Place] = []
 
@@ -218,12 +220,13 @@ def test_a_signal_before_the_run_begins_stops_it_as_one_during_it_does(rents: Re
     places.append(place)
     broker: Any = type("B", (), {"give_back": lambda _self: True, "serving": None})()
     with pytest.raises(UsageError) as caught:
-        runner.run_here(
+        run_here(
             rents.folder,
             b"{}",
             home=rents.home,
             broker=broker,
             watcher=Any,  # type: ignore[arg-type]
+            place=lambda name: pytest.fail(name),
             places=places,
             interrupts=interrupts,
         )
@@ -277,8 +280,8 @@ def test_a_cap_that_is_reached_while_a_machine_is_sent_to_ends_the_sending(
         monkeypatch.setattr(rental_watch, "deadline_us", lambda _rental: (0, "money"))
         with (
             pytest.raises(KeyboardInterrupt),
-            runner.stoppable(),
-            rented_machine.watched(rents.home, rents.folder.run_id, runner.interrupt),
+            stoppable(),
+            watched(rents.home, rents.folder.run_id, interrupt),
         ):
             time.sleep(50)
     assert rents.journal.load().stopped_by == "money"

@@ -19,8 +19,7 @@ from glasshouse.errors import Code, ExitCode
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.jobs.supervise.supervision import Ended
-from glasshouse.jobs.verify.conclusion import conclude
-from glasshouse.jobs.verify.whole_group import together
+from glasshouse.jobs.verify.conclusion import conclude, together
 from glasshouse.wire.states import Outcome, State
 from simulators.group_world import settle_group
 from simulators.owner_side import OwnersWorld

@@ -15,10 +15,9 @@ import pytest
 from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.artifact import ARTIFACT_TYPE, Artifact
 from glasshouse.evidence.receipt import LIFECYCLE, PROBES, Loss, Receipt
-from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle, verify_file
-from glasshouse.jobs.verify.owner_verdicts import ArtifactVerdict
-from glasshouse.jobs.verify.publish import compare, host_canaries, make_artifact
-from glasshouse.jobs.verify.verdict import Status
+from glasshouse.jobs.verify.documents import verify_file
+from glasshouse.jobs.verify.publish import ArtifactVerdict, compare, host_canaries, make_artifact, verify_artifact
+from glasshouse.jobs.verify.verdict import Status, verify_bundle
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.crypto import sha256

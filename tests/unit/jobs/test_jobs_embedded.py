@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, PeerError, UsageError
-from glasshouse.jobs.gates.embedded import Embedded, Serving, socket_folder
+from glasshouse.jobs.gates.embedded import Embedded, Serving
 from glasshouse.jobs.gates.revocation import revoke
-from glasshouse.jobs.owner.files import locked
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, locked, socket_folder
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.define.excluded import ALWAYS_LEFT_OUT
 from glasshouse.jobs.define.input_files import gather
 from glasshouse.jobs.define.jobfile import parse
+from glasshouse.jobs.define.private import ALWAYS_LEFT_OUT
 from glasshouse.package.layout import MAGIC
 
 JOB = """\

@@ -24,7 +24,8 @@ from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.results.exported import public_pem
 from glasshouse.jobs.results.model_signing import certified_key, model_key
-from glasshouse.jobs.verify.documents import verify_artifact, verify_bundle
+from glasshouse.jobs.verify.publish import verify_artifact
+from glasshouse.jobs.verify.verdict import verify_bundle
 from glasshouse.wire.crypto import key_id
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.states import Outcome

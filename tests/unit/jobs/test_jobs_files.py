@@ -14,7 +14,7 @@ from typing import BinaryIO
 import pytest
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.owner.files import (
+from glasshouse.jobs.owner.home import (
     is_file,
     is_there,
     locked,

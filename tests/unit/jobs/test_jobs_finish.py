@@ -13,8 +13,7 @@ from glasshouse.errors import Code, ExitCode
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.results.summary import missing_checks, summary
 from glasshouse.jobs.supervise.follow import Seen
-from glasshouse.jobs.verify.conclusion import Conclusion, conclude, conclude_again
-from glasshouse.jobs.verify.leftover import survivors
+from glasshouse.jobs.verify.conclusion import Conclusion, conclude, conclude_again, survivors
 from glasshouse.wire.states import Outcome, State
 from simulators.owner_side import OwnersWorld
 
@@ -242,7 +241,7 @@ def test_what_a_killed_runtime_left_in_memory_is_removed(tmp_path: Path, monkeyp
 def test_a_lost_run_looks_for_its_processes_before_it_says_that_its_memory_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("glasshouse.jobs.verify.leftover._PATIENCE_S", 0.0)
+    monkeypatch.setattr("glasshouse.jobs.verify.conclusion._PATIENCE_S", 0.0)
     world = OwnersWorld()
     folder = world.settle(tmp_path)
     command = [sys.executable, "-I", "-X", f"pycache_prefix={folder.scratch}", "-c", "print(flush=True); input()"]

@@ -17,6 +17,7 @@ from glasshouse.broker.store.broker_state import DATABASE_NAME
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError, VerificationError
 from glasshouse.jobs.define.package_records import GivenTo, PackageRecord
 from glasshouse.jobs.gates.known_gates import (
+    GateBroker,
     KnownGate,
     add_gate,
     audit_gate,
@@ -26,7 +27,6 @@ from glasshouse.jobs.gates.known_gates import (
     remove_gate,
 )
 from glasshouse.jobs.gates.revocation import holders, revoke
-from glasshouse.jobs.gates.run_broker import GateBroker
 from glasshouse.jobs.owner.home import Home
 from glasshouse.tamper.stage import Owner
 from glasshouse.wire.crypto import SigningKey

@@ -8,7 +8,8 @@ import pytest
 
 from glasshouse.errors import Code, ExitCode, UsageError
 from glasshouse.jobs.define.jobfile import Job, load, parse
-from glasshouse.jobs.owner.durations import format_s, parse_s
+from glasshouse.jobs.define.wanted import parse_s
+from glasshouse.jobs.owner.durations import format_s
 from glasshouse.wire.crypto import Suite
 from glasshouse.wire.policy import Assurance, Profile
 

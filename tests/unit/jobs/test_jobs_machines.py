@@ -18,17 +18,24 @@ from glasshouse.errors import Code, ExitCode, PlatformError, UsageError, Verific
 from glasshouse.evidence.events import Event
 from glasshouse.jobs.gates.embedded import Embedded
 from glasshouse.jobs.owner.owner_identity import read_public
-from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.processes import Interrupts, ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.jobs.results.collect import require_receipt
-from glasshouse.jobs.supervise import control, runner, supervision
+from glasshouse.jobs.supervise import attach, control, supervision
 from glasshouse.jobs.supervise.follow import Seen
-from glasshouse.jobs.verify.conclusion import INVALID, NO_RECEIPT, Conclusion, conclude_again
+from glasshouse.jobs.verify.conclusion import (
+    INVALID,
+    NO_RECEIPT,
+    Conclusion,
+    check_group,
+    conclude_again,
+    conclude_run,
+    together,
+)
 from glasshouse.jobs.verify.documents import verify_file
 from glasshouse.jobs.verify.publish import make_artifact
 from glasshouse.jobs.verify.verdict import Status, Verdict
-from glasshouse.jobs.verify.verify_group import GroupVerdict, verify_group
-from glasshouse.jobs.verify.whole_group import check_group, conclude_run, together
+from glasshouse.jobs.verify.verify_named import GroupVerdict, verify_group
 from glasshouse.providers.protocol.order import Order
 from glasshouse.wire.states import Outcome
 from simulators.group_world import MachineWorld, settle_group
@@ -171,7 +178,7 @@ class Run:
         run = self.worlds[machine].run(**{**story, "reach": State(str(reach))})  # type: ignore[arg-type]
         self.worlds[machine].tell(self.folders[machine], run)
 
-    def supervise(self, *machines: Played, interrupts: supervision.Interrupts | None = None) -> supervision.Ended:
+    def supervise(self, *machines: Played, interrupts: Interrupts | None = None) -> supervision.Ended:
         self.place, self.broker = Place(list(machines)), Gate(self.worlds[0].home)
         return supervision.supervise(
             self.folder,
@@ -180,12 +187,12 @@ class Run:
             place=lambda _name: self.place,
             broker=self.broker,
             watcher=self.watcher,
-            interrupts=interrupts or supervision.Interrupts(),
+            interrupts=interrupts or Interrupts(),
             others=[(folder, b"launch %d" % machine) for machine, folder in enumerate(self.folders[1:], start=1)],
         )
 
     def verify(self) -> GroupVerdict:
-        owner = read_public(self.worlds[0].home.owner_public)
+        owner = read_public(self.worlds[0].home.owner_public).signing
         first = verify_file(self.folder.receipt, owner=owner)
         assert isinstance(first, Verdict)
         return verify_group(self.folder, first, owner=owner)
@@ -274,7 +281,7 @@ def test_a_machine_that_neither_notices_nor_stops_is_killed(run: Run, monkeypatc
 
 
 def test_an_interrupt_reaches_every_machine(run: Run) -> None:
-    interrupts = supervision.Interrupts()
+    interrupts = Interrupts()
     story = {"outcome": Outcome.INTERRUPTED, "code": Code.INTERRUPTED}
     machines = [Played(nothing(3), on_interrupt=run.tells(number, 130, **story)) for number in range(2)]
     machines[0].story.insert(0, interrupts)
@@ -299,7 +306,7 @@ def test_a_machine_that_cannot_be_placed_leaves_none_of_the_others_behind(run: R
             place=lambda _name: place,
             broker=Gate(run.worlds[0].home),
             watcher=run.watcher,
-            interrupts=supervision.Interrupts(),
+            interrupts=Interrupts(),
             others=[(run.folders[1], b"")],
         )
     assert placed.interrupts == 1
@@ -307,7 +314,7 @@ def test_a_machine_that_cannot_be_placed_leaves_none_of_the_others_behind(run: R
 
 def test_a_run_that_fails_before_it_is_placed_is_ended_on_every_machine(run: Run) -> None:
     broker = Gate(run.worlds[0].home)
-    with pytest.raises(UsageError), runner.settled(run.folder, broker):
+    with pytest.raises(UsageError), supervision.settled(run.folder, broker):
         raise UsageError(Code.USAGE, "something")
     assert [folder.load().phase for folder in run.folders] == [Phase.ENDED, Phase.ENDED]
 
@@ -351,13 +358,13 @@ def test_a_run_without_its_supervisor_is_stopped_on_every_machine(run: Run) -> N
     try:
         for folder, agent in zip(run.folders, agents, strict=True):
             folder.update(phase=Phase.RUNNING, supervisor=NOBODY, agent=ProcessName.of(agent.pid))
-        assert control.stop(run.folder, run.worlds[0].home)
+        assert attach.stop(run.folder, run.worlds[0].home)
         assert [agent.wait(10) for agent in agents] == [-signal.SIGTERM] * 2
     finally:
         for agent in agents:
             agent.kill()
             agent.communicate()
-    assert not control.stop(run.folder, run.worlds[0].home)
+    assert not attach.stop(run.folder, run.worlds[0].home)
     assert [folder.load().outcome for folder in run.folders] == ["lost", "lost"]
 
 

@@ -11,8 +11,8 @@ import pytest
 from glasshouse.attestation.measurements.measured import PARTS, Measured, References
 from glasshouse.attestation.measurements.measurement import measured_files
 from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError, UsageError
-from glasshouse.jobs.define.jobfile import Deployment
 from glasshouse.jobs.define.package_records import PackageRecord
+from glasshouse.jobs.define.wanted import Deployment
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.references.known_references import (
     THIS,

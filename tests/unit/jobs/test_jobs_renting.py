@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
-from glasshouse.jobs.owner.files import write_private
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, write_private
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.places.rent import Renter
-from glasshouse.jobs.places.rental_journal import Attempt, Journal, Rental, Step
-from glasshouse.jobs.places.rental_watch import POLL_S
+from glasshouse.jobs.places.rental_journal import POLL_S, Attempt, Journal, Rental, Step
 from glasshouse.jobs.places.rented_machine import NO_MACHINE, begin
 from glasshouse.providers.rental.provider import Offer, Start
 from tests.simulators.rental_world import (

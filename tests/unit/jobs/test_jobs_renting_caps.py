@@ -15,13 +15,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from glasshouse.errors import Code, PeerError, PlatformError, UsageError
 from glasshouse.jobs.define.wanted import Caps
-from glasshouse.jobs.owner.files import write_private
-from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.places import rented_machine
-from glasshouse.jobs.places.rental_journal import Journal
-from glasshouse.jobs.places.rental_watch import POLL_S, RentalWatch, SystemClock, deadline_us
+from glasshouse.jobs.owner.durations import SystemClock
+from glasshouse.jobs.owner.home import Home, write_private
+from glasshouse.jobs.owner.processes import interrupt, stoppable
+from glasshouse.jobs.places import known_machines, rental_watch, rented_machine
+from glasshouse.jobs.places.rental_journal import POLL_S, Journal, deadline_us
+from glasshouse.jobs.places.rental_watch import RentalWatch
 from glasshouse.jobs.places.rented_machine import NO_MACHINE
-from glasshouse.jobs.supervise import runner
 from glasshouse.providers.rental.start_script import READY
 from glasshouse.wire.policy import Profile
 from tests.simulators.rental_world import (
@@ -214,7 +214,7 @@ def test_booting_and_logging_in_share_one_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boots_in_s: float, given_up_after_s: float
 ) -> None:
     world = World(boot_s=boots_in_s)
-    journal = begun(tmp_path, world)
+    journal, home = begun(tmp_path, world), Home(path=tmp_path)
     write_private(journal.key, private_key())
 
     class Refusing:
@@ -223,21 +223,13 @@ def test_booting_and_logging_in_share_one_deadline(
         def check(self) -> None:
             raise PeerError(Code.PLACE_UNREACHABLE, "connection refused")
 
-    monkeypatch.setattr(rented_machine, "provider_for", lambda *_of: WorldProvider(world))
+    monkeypatch.setattr(rental_watch, "provider_for", lambda *_of: WorldProvider(world))
     monkeypatch.setattr(rented_machine, "tag_prefix", lambda _home: OWNER)
-    monkeypatch.setattr(rented_machine, "place_of", lambda *_of: Refusing())
+    monkeypatch.setattr(known_machines, "place_of", lambda *_of: Refusing())
     machine, provider = replace(NO_MACHINE, options=OPTIONS, caps=CAPS), WorldProvider(world)
+    rented_machine.take(home, journal, provider, provider.offers(OPTIONS), machine, clock=world.clock)
     with pytest.raises(PlatformError) as caught:
-        rented_machine.take(
-            Home(path=tmp_path),
-            journal,
-            provider,
-            provider.offers(OPTIONS),
-            machine,
-            profile=Profile.STANDARD,
-            interrupt=runner.interrupt,
-            clock=world.clock,
-        )
+        known_machines.log_in(home, journal, profile=Profile.STANDARD, interrupt=interrupt, clock=world.clock)
     assert caught.value.code is Code.BOOT_FAILED
     (attempt,) = journal.load().attempts
     assert 0 <= (world.clock.now_us() - attempt.asked_us) / 1e6 - given_up_after_s <= 4 * POLL_S
@@ -259,22 +251,14 @@ def test_a_machine_that_is_up_and_silent_is_ended_by_the_cap_while_it_is_logged_
             world.clock.us = deadline + 1_000_000
             time.sleep(50)
 
-    monkeypatch.setattr(rented_machine, "provider_for", lambda *_of: WorldProvider(world))
+    monkeypatch.setattr(rental_watch, "provider_for", lambda *_of: WorldProvider(world))
     monkeypatch.setattr(rented_machine, "tag_prefix", lambda _home: OWNER)
-    monkeypatch.setattr(rented_machine, "place_of", lambda *_of: Silent())
+    monkeypatch.setattr(known_machines, "place_of", lambda *_of: Silent())
     machine = replace(NO_MACHINE, options=OPTIONS, caps=CAPS)
     provider = WorldProvider(world)
-    with pytest.raises(KeyboardInterrupt), runner.stoppable():
-        rented_machine.take(
-            home,
-            journal,
-            provider,
-            provider.offers(OPTIONS),
-            machine,
-            profile=Profile.STANDARD,
-            interrupt=runner.interrupt,
-            clock=world.clock,
-        )
+    rented_machine.take(home, journal, provider, provider.offers(OPTIONS), machine, clock=world.clock)
+    with pytest.raises(KeyboardInterrupt), stoppable():
+        known_machines.log_in(home, journal, profile=Profile.STANDARD, interrupt=interrupt, clock=world.clock)
     assert journal.load().stopped_by == "money"
 
 

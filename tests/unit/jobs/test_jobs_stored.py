@@ -12,7 +12,7 @@ import pytest
 from glasshouse.errors import Code, GlasshouseError, PackageError, UsageError
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
-from glasshouse.jobs.supervise import control
+from glasshouse.jobs.results import fetching
 from glasshouse.jobs.verify import download
 from glasshouse.jobs.verify.documents import verify_file
 from glasshouse.jobs.verify.download import forget_stored, is_whole, take_stored
@@ -133,7 +133,7 @@ class Left:
             (self.folder.out / name).unlink()
 
     def take(self) -> bool:
-        return control.take(self.folder, self.world.home, self.world.owner)
+        return fetching.take(self.folder, self.world.home, self.world.owner)
 
 
 @pytest.fixture

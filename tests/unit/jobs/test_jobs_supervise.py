@@ -18,10 +18,10 @@ import pytest
 from glasshouse.errors import Code, ExitCode, PlatformError, UsageError
 from glasshouse.evidence.events import Event
 from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.processes import Interrupts, ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.jobs.places.placing import LeftError
-from glasshouse.jobs.supervise import control, runner, supervision
+from glasshouse.jobs.supervise import attach, control, supervision
 from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.providers.protocol.order import Order
 from glasshouse.wire.states import Outcome, State
@@ -132,7 +132,7 @@ def stay(
     folder: RunFolder,
     machine: Machine,
     watcher: Watching,
-    interrupts: supervision.Interrupts,
+    interrupts: Interrupts,
 ):
     return supervision.supervise(
         folder,
@@ -147,7 +147,7 @@ def stay(
 
 def test_every_event_is_seen_and_the_end_is_recorded(world: OwnersWorld, folder: RunFolder) -> None:
     watcher, machine = Watching(), Machine([lambda: None, told(world, folder), lambda: 0])
-    ended = stay(world, folder, machine, watcher, supervision.Interrupts())
+    ended = stay(world, folder, machine, watcher, Interrupts())
     assert len(watcher.events) == len(folder.events.read_bytes().splitlines())
     assert (ended.conclusion.outcome, ended.conclusion.exit_code) == (Outcome.COMPLETED, ExitCode.DONE)
     record = folder.load()
@@ -168,7 +168,7 @@ def test_when_a_runtime_elsewhere_was_asked_for_is_recorded_before_it_is(world: 
     asked: list[int | None] = []
     folder.update(place="lab")
     before_us = time.time_ns() // 1000
-    stay(world, folder, Elsewhere([told(world, folder), lambda: 0]), Watching(), supervision.Interrupts())
+    stay(world, folder, Elsewhere([told(world, folder), lambda: 0]), Watching(), Interrupts())
     (placed_us,) = asked
     assert placed_us is not None
     assert before_us <= placed_us <= time.time_ns() // 1000
@@ -181,13 +181,13 @@ def test_events_written_between_the_last_look_and_the_end_are_not_lost(world: Ow
         return 0
 
     watcher = Watching()
-    ended = stay(world, folder, Machine([write_and_end]), watcher, supervision.Interrupts())
+    ended = stay(world, folder, Machine([write_and_end]), watcher, Interrupts())
     assert watcher.events[-1].state.value == "zeroized"
     assert ended.seen.state is State.ZEROIZED
 
 
 def test_each_interrupt_is_passed_on_and_the_end_is_waited_for(world: OwnersWorld, folder: RunFolder) -> None:
-    interrupts, watcher = supervision.Interrupts(), Watching()
+    interrupts, watcher = Interrupts(), Watching()
 
     def ctrl_c() -> None:
         interrupts()
@@ -204,7 +204,7 @@ def test_each_interrupt_is_passed_on_and_the_end_is_waited_for(world: OwnersWorl
 def test_a_person_leaves_a_machine_that_cannot_be_reached_and_the_run_goes_on_there(
     world: OwnersWorld, folder: RunFolder
 ) -> None:
-    interrupts = supervision.Interrupts()
+    interrupts = Interrupts()
 
     def ctrl_c() -> None:
         interrupts(signal.SIGINT)
@@ -214,7 +214,7 @@ def test_a_person_leaves_a_machine_that_cannot_be_reached_and_the_run_goes_on_th
     broker = NoBroker(world.home)
     with (
         pytest.raises(LeftError, match="left to itself: local cannot be reached") as left,
-        runner.settled(folder, broker),
+        supervision.settled(folder, broker),
     ):
         stay(world, folder, machine, Watching(), interrupts)
     assert "--give-up" in left.value.hint
@@ -225,7 +225,7 @@ def test_a_person_leaves_a_machine_that_cannot_be_reached_and_the_run_goes_on_th
 def test_a_machine_that_is_reached_is_waited_for_however_often_a_key_is_pressed(
     world: OwnersWorld, folder: RunFolder
 ) -> None:
-    interrupts = supervision.Interrupts()
+    interrupts = Interrupts()
     story = {"outcome": Outcome.INTERRUPTED, "code": Code.INTERRUPTED}
     presses = [lambda: interrupts(signal.SIGINT)] * 5
     machine = Machine([*presses, told(world, folder, **story), lambda: 130])
@@ -271,7 +271,7 @@ def test_a_runtime_that_does_not_stop_is_killed_and_called_lost(
     world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "STOP_PATIENCE_S", 0.0)
-    interrupts = supervision.Interrupts()
+    interrupts = Interrupts()
     machine = Machine([lambda: interrupts(), lambda: None, lambda: -signal.SIGKILL])
     ended = stay(world, folder, machine, Watching(), interrupts)
     assert machine.killed
@@ -302,7 +302,7 @@ def test_a_broker_that_died_is_started_again(
         place=lambda _name: Machine([lambda: None, told(world, folder), lambda: 0]),
         broker=broker,
         watcher=Watching(),
-        interrupts=supervision.Interrupts(),
+        interrupts=Interrupts(),
     )
     assert broker.started >= 1
 
@@ -313,7 +313,7 @@ def test_a_reader_that_goes_away_does_not_end_the_training(world: OwnersWorld, f
             raise BrokenPipeError
 
     machine = Machine([lambda: None, told(world, folder), lambda: 0])
-    ended = stay(world, folder, machine, Gone(), supervision.Interrupts())
+    ended = stay(world, folder, machine, Gone(), Interrupts())
     assert machine.interrupts == 0
     assert (ended.conclusion.outcome, ended.seen.state) == (Outcome.COMPLETED, State.ZEROIZED)
 
@@ -324,7 +324,7 @@ def test_a_log_that_is_none_is_not_followed_and_not_believed(world: OwnersWorld,
         folder.events.write_bytes(b"\x1b]0;owned\x07\n")
 
     machine, watcher = Machine([scribble, lambda: None, lambda: 4]), Watching()
-    ended = stay(world, folder, machine, watcher, supervision.Interrupts())
+    ended = stay(world, folder, machine, watcher, Interrupts())
     assert watcher.events == []
     assert ended.conclusion.exit_code is ExitCode.RUN_FAILED
 
@@ -336,7 +336,7 @@ def test_a_defect_in_the_view_leaves_no_runtime_behind(world: OwnersWorld, folde
 
     machine = Machine([told(world, folder), lambda: None])
     with pytest.raises(ZeroDivisionError):
-        stay(world, folder, machine, Broken(), supervision.Interrupts())
+        stay(world, folder, machine, Broken(), Interrupts())
     assert machine.interrupts == 1
     assert machine.killed, "it did not end when it was asked"
 
@@ -350,12 +350,18 @@ def test_a_runtime_that_cannot_be_recorded_is_not_left_behind(
     machine = Machine([lambda: None])
     monkeypatch.setattr(RunFolder, "update", full)
     with pytest.raises(UsageError):
-        stay(world, folder, machine, Watching(), supervision.Interrupts())
+        stay(world, folder, machine, Watching(), Interrupts())
     assert (machine.interrupts, machine.killed) == (1, True)
 
 
+def here(world: OwnersWorld, folder: RunFolder, broker: NoBroker, place: Callable[[str], Machine]) -> supervision.Ended:
+    return supervision.run_here(
+        folder, b"", home=world.home, place=place, broker=broker, watcher=Watching(), interrupts=Interrupts()
+    )
+
+
 def test_a_run_that_cannot_be_placed_is_recorded_and_gives_its_broker_back(
-    world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+    world: OwnersWorld, folder: RunFolder
 ) -> None:
     class NoMachine:
         def run(self, _folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> Machine:
@@ -364,26 +370,22 @@ def test_a_run_that_cannot_be_placed_is_recorded_and_gives_its_broker_back(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(runner, "place_of", lambda _home, _name: NoMachine())
     broker = NoBroker(world.home)
     with pytest.raises(PlatformError):
-        runner.run_here(folder, b"", home=world.home, broker=broker, watcher=Watching())
+        here(world, folder, broker, lambda _name: NoMachine())  # type: ignore[arg-type,return-value]
     record = folder.load()
     assert (record.phase, record.outcome, record.code) == (Phase.ENDED, "failed", "platform-unsupported")
     assert broker.given_back == 1
 
 
-def test_a_signal_to_the_command_reaches_the_runtime(
-    world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_to_the_command_reaches_the_runtime(world: OwnersWorld, folder: RunFolder) -> None:
     def signal_us() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     story = {"outcome": Outcome.INTERRUPTED, "code": Code.INTERRUPTED}
     machine = Machine([signal_us, lambda: None, told(world, folder, **story), lambda: 130])
-    monkeypatch.setattr(runner, "place_of", lambda _home, _name: machine)
     before = signal.getsignal(signal.SIGTERM)
-    ended = runner.run_here(folder, b"", home=world.home, broker=NoBroker(world.home), watcher=Watching())
+    ended = here(world, folder, NoBroker(world.home), lambda _name: machine)
     assert machine.interrupts == 1
     assert ended.conclusion.outcome is Outcome.INTERRUPTED
     assert signal.getsignal(signal.SIGTERM) is before
@@ -394,7 +396,7 @@ def test_a_run_whose_processes_are_all_gone_is_lost(world: OwnersWorld, folder: 
     found = control.look(folder, world.home)
     assert (found.doing, found.record.outcome, found.record.verdict) == ("ended", "lost", "no-receipt")
     assert control.looks(world.home)[0].record.outcome == "lost"
-    assert not control.stop(folder, world.home)
+    assert not attach.stop(folder, world.home)
 
 
 def test_a_run_that_ended_without_its_supervisor_is_settled_by_its_receipt(
@@ -413,7 +415,7 @@ def test_a_run_whose_supervisor_alone_died_is_unattended_and_can_be_stopped(
     try:
         folder.update(phase=Phase.RUNNING, supervisor=NOBODY, agent=ProcessName.of(agent.pid))
         assert control.look(folder, world.home).doing == "unattended"
-        assert control.stop(folder, world.home)
+        assert attach.stop(folder, world.home)
         agent.wait(10)
     finally:
         agent.kill()
@@ -434,7 +436,7 @@ def test_attaching_follows_to_the_very_end(world: OwnersWorld, folder: RunFolder
 
     thread = threading.Thread(target=other_process)
     thread.start()
-    ended = control.wait(folder, world.home, watcher)
+    ended = attach.wait(folder, world.home, watcher)
     thread.join()
     assert ended.conclusion.verdict == "good"
     assert len(watcher.events) == len(folder.events.read_bytes().splitlines())
@@ -457,7 +459,7 @@ def test_a_machine_that_was_given_back_and_goes_on_to_answer_is_not_followed(
         place=lambda _name: machine,
         broker=NoBroker(world.home),
         watcher=Watching(),
-        interrupts=supervision.Interrupts(),
+        interrupts=Interrupts(),
         gone=lambda: next(looks) > 3,
     )
     assert ended.record.outcome == "lost"
@@ -469,11 +471,11 @@ def test_a_rented_machine_that_a_person_leaves_is_said_to_cost_on(
     def left(*_of: object, **_how: object) -> None:
         raise LeftError(folder.run_id, "world:0011")
 
-    monkeypatch.setattr(runner, "supervise", left)
-    monkeypatch.setattr(runner, "watched", lambda *_of: contextlib.nullcontext(lambda: False))
+    monkeypatch.setattr(supervision, "supervise", left)
+    monkeypatch.setattr(supervision, "watched", lambda *_of: contextlib.nullcontext(lambda: False))
     rented = world.home.rentals / folder.run_id
     rented.mkdir(parents=True)
     (rented / "rental.json").write_text("{}")
     with pytest.raises(LeftError, match="costs money on") as caught:
-        runner.run_here(folder, b"", home=world.home, broker=NoBroker(world.home), watcher=Watching())
+        here(world, folder, NoBroker(world.home), lambda name: pytest.fail(name))
     assert "glasshouse sweep" in caught.value.hint

@@ -11,7 +11,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.gates.embedded import Embedded
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
-from glasshouse.jobs.places import known_machines
+from glasshouse.jobs.supervise import sweeping
 from glasshouse.providers.place.ssh import SshPlace
 from glasshouse.providers.place.ways import SshHost
 
@@ -112,8 +112,8 @@ def test_only_a_run_that_was_given_up_is_followed_and_only_until_its_receipt_is_
     if receipt:
         folder.receipt.write_bytes(b"{}")
     lab = Listing([folder.run_id], goes_on=goes_on)
-    monkeypatch.setattr(known_machines, "place_of", lambda _home, _name: lab)
-    assert known_machines.sweep(home, "lab") == (1, {})
+    monkeypatch.setattr(sweeping, "place_of", lambda _home, _name: lab)
+    assert sweeping.sweep_machine(home, "lab") == (1, {})
     followed = code is Code.PLACE_UNREACHABLE and not receipt
     stopped = (["interrupt"] if followed else ["connect", "stop"]) if goes_on else []
     assert lab.asked == [*stopped, *(["wait"] if followed else []), "remove"]
@@ -127,19 +127,19 @@ def test_one_that_was_given_up_is_removed_there_once_it_is_here_whole(
 ) -> None:
     folder = ended(home, Code.PLACE_UNREACHABLE)
     lab = Listing([folder.run_id], goes_on=goes_on, slow=True)
-    monkeypatch.setattr(known_machines, "place_of", lambda _home, _name: lab)
-    assert known_machines.sweep(home, "lab") == (0, {folder.run_id: "is not here whole yet: the link is down"})
+    monkeypatch.setattr(sweeping, "place_of", lambda _home, _name: lab)
+    assert sweeping.sweep_machine(home, "lab") == (0, {folder.run_id: "is not here whole yet: the link is down"})
     assert "remove" not in lab.asked
     lab.slow = False
-    assert known_machines.sweep(home, "lab") == (1, {})
+    assert sweeping.sweep_machine(home, "lab") == (1, {})
     assert lab.asked[-2:] == ["wait", "remove"]
 
 
 def test_one_of_which_the_machine_has_nothing_is_not_waited_for(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     ended(home, Code.PLACE_UNREACHABLE)
     lab = Listing([])
-    monkeypatch.setattr(known_machines, "place_of", lambda _home, _name: lab)
-    assert known_machines.sweep(home, "lab") == (0, {})
+    monkeypatch.setattr(sweeping, "place_of", lambda _home, _name: lab)
+    assert sweeping.sweep_machine(home, "lab") == (0, {})
     assert lab.asked == ["remove"]
 
 
@@ -148,8 +148,8 @@ def test_one_that_takes_its_time_to_end_is_listed_and_left_to_the_next_sweep(
 ) -> None:
     slow = ended(home, None)
     lab = Listing([slow.run_id], wiping=True)
-    monkeypatch.setattr(known_machines, "place_of", lambda _home, _name: lab)
-    assert known_machines.sweep(home, "lab") == (
+    monkeypatch.setattr(sweeping, "place_of", lambda _home, _name: lab)
+    assert sweeping.sweep_machine(home, "lab") == (
         0,
         {slow.run_id: "is stopping, and still wipes itself"},
     )
@@ -162,8 +162,8 @@ def test_each_run_that_is_left_is_told_with_its_reason_and_nothing_is_asked_of_i
     running.update(phase=Phase.RUNNING)
     elsewhere.update(place="the same machine")
     lab = Listing([running.run_id, elsewhere.run_id, "cd" * 16])
-    monkeypatch.setattr(known_machines, "place_of", lambda _home, _name: lab)
-    assert known_machines.sweep(home, "lab") == (
+    monkeypatch.setattr(sweeping, "place_of", lambda _home, _name: lab)
+    assert sweeping.sweep_machine(home, "lab") == (
         0,
         {
             running.run_id: "goes on",

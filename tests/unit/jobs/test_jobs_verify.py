@@ -13,15 +13,13 @@ from glasshouse.attestation.claims import Claims, Gpu
 from glasshouse.errors import Code, ExitCode, GlasshouseError, VerificationError
 from glasshouse.evidence.log import EventLog
 from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES, RECEIPT_TYPE, Receipt
-from glasshouse.jobs.verify.documents import verify_bundle
 from glasshouse.jobs.verify.receipt_chain import _check_times
-from glasshouse.jobs.verify.run_files import verify_log_beside
-from glasshouse.jobs.verify.verdict import Status
+from glasshouse.jobs.verify.verdict import Status, verify_bundle
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.states import Outcome, State
 from simulators.bundle_stories import SECOND_US, STORIES, Story
-from simulators.world import START_US, Run, World, envelope
+from simulators.world import START_US, Run, World, envelope, with_log
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +107,7 @@ def test_work_that_its_own_progress_does_not_show_is_said(world: World) -> None:
     run = World().run(change=more)
     alone = verify_bundle(run.data, owner=world.owner.public)
     assert "longer than the run lasted" in alone.doubts[1]
-    beside = verify_log_beside(alone, run.lines)
+    beside = with_log(alone, run.lines)
     assert "of 1000000 steps the log's progress shows 5" in beside.sentence
     assert "longer than the run lasted" in beside.sentence
 
@@ -125,7 +123,7 @@ def test_a_log_of_other_times_than_its_receipt_is_said(monkeypatch: pytest.Monke
         monkeypatch.setattr("simulators.world.EventLog", log)
         world = World()
         run = world.run()
-        verdict = verify_log_beside(verify_bundle(run.data, owner=world.owner.public), run.lines)
+        verdict = with_log(verify_bundle(run.data, owner=world.owner.public), run.lines)
         assert ("the log is not of the time of which the receipt tells" in verdict.sentence) == doubts
         assert any("not of the time" in doubt for doubt in verdict.doubts) == doubts
 
@@ -164,7 +162,7 @@ def test_a_run_that_did_not_complete_is_authentic_and_not_good(
     assert (verdict.status, verdict.outcome, verdict.exit_code) == (Status.NOT_COMPLETED, outcome, exit_code)
     assert "assurance software" in verdict.sentence
     assert code.value in verdict.sentence
-    assert verify_log_beside(verdict, run.lines, head_lines(run)).log
+    assert with_log(verdict, run.lines, head_lines(run)).log
 
 
 def test_without_the_brokers_last_word_a_run_is_incomplete(world: World) -> None:
@@ -185,7 +183,7 @@ def test_a_run_refused_at_the_gate_is_incomplete_and_unattested(
     assert (verdict.status, verdict.outcome) == (Status.INCOMPLETE, Outcome.REFUSED)
     assert "unattested" in verdict.sentence
     assert "software" not in verdict.sentence
-    assert verify_log_beside(verdict, run.lines).log
+    assert with_log(verdict, run.lines).log
 
 
 def test_no_verdict_is_told_without_its_level(world: World, run: Run) -> None:
@@ -266,7 +264,7 @@ def test_a_runtime_that_hides_its_attestation_gains_nothing(world: World) -> Non
     assert (verdict.status, verdict.exit_code) == (Status.INCOMPLETE, ExitCode.INCOMPLETE)
     # Its own log, whose head it cannot sign away, says otherwise.
     with pytest.raises(VerificationError) as caught:
-        verify_log_beside(verdict, run.lines)
+        with_log(verdict, run.lines)
     assert caught.value.code is Code.LOG_INVALID
     # Nor does a countersigned head go with a run that nobody attested.
     kept = run.with_parts(ear=None, receipt=receipt, countersignature=None)

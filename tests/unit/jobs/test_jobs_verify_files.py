@@ -14,13 +14,12 @@ from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationErr
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.receipt import Probe
-from glasshouse.jobs.verify.documents import verify_bundle, verify_file
+from glasshouse.jobs.verify.documents import verify_file
 from glasshouse.jobs.verify.receipt_chain import walk
-from glasshouse.jobs.verify.run_files import verify_log_beside
-from glasshouse.jobs.verify.verdict import Verdict
+from glasshouse.jobs.verify.verdict import Verdict, verify_bundle
 from glasshouse.wire.states import Outcome, State
 from simulators.measured import measured
-from simulators.world import Run, World
+from simulators.world import Run, World, with_log
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def verdict(world: World, run: Run) -> Verdict:
 
 
 def test_log_and_heads_tell_the_receipts_story(verdict: Verdict, run: Run) -> None:
-    told = verify_log_beside(verdict, run.lines, head_lines(run))
+    told = with_log(verdict, run.lines, head_lines(run))
     assert told.to_json()["log_events"] == len(run.lines)
 
 
@@ -72,7 +71,7 @@ def test_a_receipt_that_tells_another_story_than_its_log(world: World, run: Run)
     for lie in lies:
         verdict, told = lying_receipt(world, **lie)
         with pytest.raises(VerificationError, match="different") as caught:
-            verify_log_beside(verdict, told.lines)
+            with_log(verdict, told.lines)
         assert caught.value.code is Code.LOG_INVALID
 
 
@@ -85,7 +84,7 @@ def test_a_log_whose_digests_are_of_something_else(world: World) -> None:
     chain = walk(World().run().data, owner=world.owner.public)
     verdict = Verdict(chain=replace(chain, receipt=other, head=run.heads[-1].head))
     with pytest.raises(VerificationError, match="digests"):
-        verify_log_beside(verdict, run.lines)
+        with_log(verdict, run.lines)
 
 
 def test_heads_that_are_none_or_of_another_run(verdict: Verdict, run: Run) -> None:
@@ -93,7 +92,7 @@ def test_heads_that_are_none_or_of_another_run(verdict: Verdict, run: Run) -> No
     mine = head_lines(run)
     for lines in ([b"{}\n"], head_lines(other)[:1], [mine[1], mine[0]], [*mine, mine[-1]]):
         with pytest.raises(VerificationError) as caught:
-            verify_log_beside(verdict, run.lines, lines)
+            with_log(verdict, run.lines, lines)
         assert caught.value.code is Code.LOG_INVALID
 
 
@@ -103,7 +102,7 @@ def test_countersigned_heads_beside_a_run_that_nobody_attested(world: World, run
     )
     verdict = verify_bundle(refused.data, owner=world.owner.public)
     with pytest.raises(VerificationError, match="never attested"):
-        verify_log_beside(verdict, refused.lines, head_lines(run)[:1])
+        with_log(verdict, refused.lines, head_lines(run)[:1])
 
 
 def test_no_head_is_taken_out_in_silence_and_the_last_one_ends_with_its_line(verdict: Verdict, run: Run) -> None:
@@ -111,7 +110,7 @@ def test_no_head_is_taken_out_in_silence_and_the_last_one_ends_with_its_line(ver
     assert len(mine) > 2
     for lines in ([], mine[1:], mine[:1] + mine[2:], mine[:-1], [*mine[:-1], mine[-1][:-1]], [*mine, b"\n"]):
         with pytest.raises(VerificationError) as caught:
-            verify_log_beside(verdict, run.lines, lines)
+            with_log(verdict, run.lines, lines)
         assert caught.value.code is Code.LOG_INVALID
 
 
@@ -124,7 +123,7 @@ def test_a_head_that_is_repeated_without_end_is_not_read_to_the_end(verdict: Ver
             yield run.heads[0].encode() + b"\n"
 
     with pytest.raises(VerificationError) as caught:
-        verify_log_beside(verdict, run.lines, copies())
+        with_log(verdict, run.lines, copies())
     assert caught.value.code is Code.LOG_INVALID
 
 
@@ -132,9 +131,9 @@ def test_a_full_disk_may_lose_a_head_of_a_run_that_failed_and_of_no_other(world:
     failed = World().run(outcome=Outcome.FAILED, code=Code.DISK_FULL, reach=State.RUNNING)
     verdict = verify_bundle(failed.data, owner=world.owner.public)
     lines = head_lines(failed)
-    assert verify_log_beside(verdict, failed.lines, lines[:1] + lines[2:]).heads == len(lines) - 1
+    assert with_log(verdict, failed.lines, lines[:1] + lines[2:]).heads == len(lines) - 1
     with pytest.raises(VerificationError):
-        verify_log_beside(verdict, failed.lines, lines[:-1])
+        with_log(verdict, failed.lines, lines[:-1])
 
 
 # ---- files

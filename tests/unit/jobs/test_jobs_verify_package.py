@@ -9,8 +9,7 @@ import pytest
 
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.owner.owner_identity import Identity, OwnerPublic
-from glasshouse.jobs.verify.documents import verify_file, verify_package
-from glasshouse.jobs.verify.owner_verdicts import PackageVerdict
+from glasshouse.jobs.verify.documents import PackageVerdict, verify_file, verify_package
 from simulators.package_world import FILES, KEY, OWNER, PACKAGE_ID, STRANGER, seal
 
 
@@ -59,7 +58,7 @@ def test_a_file_is_recognised_as_a_package(sealed: bytes, tmp_path: Path) -> Non
     path = tmp_path / "job"
     path.write_bytes(sealed)
     owner = OwnerPublic(signing=OWNER.public, sealing=Identity.generate().public.sealing)
-    assert isinstance(verify_file(path, owner=owner), PackageVerdict)
-    verdict = verify_file(path, owner=owner, content=True, package_key=KEY)
+    assert isinstance(verify_file(path, owner=owner.signing), PackageVerdict)
+    verdict = verify_file(path, owner=owner.signing, content=True, package_key=KEY)
     assert isinstance(verdict, PackageVerdict)
     assert verdict.assets == len(FILES)

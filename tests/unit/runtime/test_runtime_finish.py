@@ -19,7 +19,7 @@ from glasshouse.evidence.log import EventLog
 from glasshouse.evidence.receipt import Probe
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile, TokenClaims, issue_token
-from glasshouse.jobs.verify.documents import verify_bundle
+from glasshouse.jobs.verify.verdict import verify_bundle
 from glasshouse.package.read import Package
 from glasshouse.runtime.agent_options import AgentOptions
 from glasshouse.runtime.keys.custodian import Regions

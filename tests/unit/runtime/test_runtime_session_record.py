@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from glasshouse.jobs.owner.processes import ProcessName
-from glasshouse.jobs.verify.leftover import survivors
+from glasshouse.jobs.verify.conclusion import survivors
 from glasshouse.runtime.kernel import CLONE_NEWNS, MS_PRIVATE, MS_REC, PR_SET_DUMPABLE, REAL
 from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.run import probes, zeroize

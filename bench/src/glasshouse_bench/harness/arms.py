@@ -23,15 +23,15 @@ from glasshouse.evidence.events import Event
 from glasshouse.evidence.receipt import WEIGHTS
 from glasshouse.jobs.define.raw_job import Plain, RawProcess
 from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.owner.files import private_folder
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, private_folder
 from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.processes import Interrupts
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.results.collect import fetch
-from glasshouse.jobs.supervise.follow import Seen
+from glasshouse.jobs.supervise.follow import Seen, Watcher
 from glasshouse.jobs.supervise.prepare import prepare
 from glasshouse.jobs.supervise.supervision import Ended as RunEnded
-from glasshouse.jobs.supervise.supervision import Interrupts, Watcher, supervise
+from glasshouse.jobs.supervise.supervision import supervise
 from glasshouse.providers.place.local import LocalPlace, LocalPlaced
 from glasshouse.providers.protocol.order import Order
 from glasshouse.task.handle import RECORD

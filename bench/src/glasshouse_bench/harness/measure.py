@@ -12,7 +12,7 @@ from pathlib import Path
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.durations import format_s
-from glasshouse.jobs.owner.files import is_there, private_folder, write_private
+from glasshouse.jobs.owner.home import is_there, private_folder, write_private
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse_bench.artifact import Attempt, Part, read_document
 from glasshouse_bench.beside import MAX_BESIDE_BYTES, Calibration

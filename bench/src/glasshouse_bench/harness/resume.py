@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.owner.files import is_there
+from glasshouse.jobs.owner.home import is_there
 from glasshouse.jobs.owner.owner_identity import OwnerPublic, read_public
 from glasshouse.wire.canonical import Json
 from glasshouse_bench.artifact import DESIGN, Part

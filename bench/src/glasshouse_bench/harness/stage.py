@@ -17,8 +17,7 @@ from pathlib import Path
 from glasshouse.errors import GlasshouseError
 from glasshouse.jobs.define.seal_job import seal
 from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.owner.files import private_folder, write_private
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, private_folder, write_private
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads.measurement.slots import Plan

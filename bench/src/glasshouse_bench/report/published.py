@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.jobs.owner.files import read_bounded
+from glasshouse.jobs.owner.home import read_bounded
 from glasshouse_bench.documents import Document, Kind, listed
 from glasshouse_bench.strict_fields import Fields
 

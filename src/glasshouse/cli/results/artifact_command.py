@@ -7,16 +7,15 @@ from typing import Annotated
 
 from glasshouse.cli.options import Force, OwnerOptions, Run, option
 from glasshouse.errors import Code, UsageError
-from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES, WEIGHTS
-from glasshouse.jobs.owner.files import read_bounded, write_private
-from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.leak_patterns import leak_patterns
+from glasshouse.evidence.receipt import WEIGHTS
+from glasshouse.jobs.owner.home import Home, write_private
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.results.collect import look_inside, require_receipt
 from glasshouse.jobs.supervise.control import concluded, look, require_ended
-from glasshouse.jobs.verify.documents import of_run, verify_bundle
-from glasshouse.jobs.verify.publish import make_artifact
+from glasshouse.jobs.verify.conclusion import read_receipt
+from glasshouse.jobs.verify.publish import leak_patterns, make_artifact
+from glasshouse.jobs.verify.verdict import verify_bundle
 
 
 def command(
@@ -35,8 +34,8 @@ def command(
     found = look(RunFolder.find(home, run), home)
     require_ended(found)
     identity = options.unlock()
-    bundle = read_bounded(found.folder.receipt, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
-    of_run(verify_bundle(bundle, owner=identity.signing.public), found.record.run_id)
+    bundle = read_receipt(found.folder)
+    verify_bundle(bundle, owner=identity.signing.public, run_id=found.record.run_id)
     data = make_artifact(
         bundle,
         owner=identity.signing,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from glasshouse.cli.options import Force, OwnerOptions, Run, option
-from glasshouse.jobs.owner.files import write_private
+from glasshouse.jobs.owner.home import write_private
 from glasshouse.jobs.results.exported import exported_run
 from glasshouse.jobs.results.run_card import page, snippet
 

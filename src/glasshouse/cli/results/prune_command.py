@@ -8,7 +8,7 @@ from typing import Annotated
 from glasshouse.cli.options import HomeOptions, Yes, option
 from glasshouse.cli.show.steps import remove_agreed
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.owner.durations import parse_s
+from glasshouse.jobs.define.wanted import parse_s
 from glasshouse.jobs.supervise.removal import ended_before
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 from glasshouse.cli.options import OwnerOptions, argument, option
 from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.errors import ExitCode
-from glasshouse.jobs.owner.files import is_there
+from glasshouse.jobs.owner.home import is_there
 
 if TYPE_CHECKING:  # what verifies is not loaded for the help
     from glasshouse.jobs.owner.known_owners import OwnerTrust
-    from glasshouse.jobs.verify.owner_verdicts import ArtifactVerdict
+    from glasshouse.jobs.verify.publish import ArtifactVerdict
     from glasshouse.jobs.verify.verdict import Verdict
     from glasshouse.jobs.verify.verify_named import NamedVerdict
 
@@ -35,9 +35,10 @@ def command(
 ) -> int:
     """Print what holds of a document, and return the verdict's exit code."""
     from glasshouse.jobs import api
-    from glasshouse.jobs.verify.owner_verdicts import ArtifactVerdict, PackageVerdict
+    from glasshouse.jobs.verify.documents import PackageVerdict
+    from glasshouse.jobs.verify.publish import ArtifactVerdict
     from glasshouse.jobs.verify.verdict import Verdict
-    from glasshouse.jobs.verify.verify_group import GroupVerdict
+    from glasshouse.jobs.verify.verify_named import GroupVerdict
 
     output = options.output
     found = api.verify(

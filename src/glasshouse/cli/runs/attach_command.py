@@ -9,7 +9,7 @@ from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.places.rented_machine import cost_so_far
-from glasshouse.jobs.supervise.control import wait
+from glasshouse.jobs.supervise.attach import wait
 
 
 def command(run: Run = "latest", *, options: HomeOptions) -> int:

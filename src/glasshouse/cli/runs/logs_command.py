@@ -14,6 +14,7 @@ from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.jobs.results import run_logs
 from glasshouse.jobs.results.run_logs import Segment, named_segments
+from glasshouse.jobs.supervise.control import look
 
 
 def command(
@@ -56,9 +57,13 @@ def _follow(output: CommandOutput, whole: RunFolder, folder: RunFolder, home: Ho
     Raises:
         VerificationError: `log-invalid` when the run's end names another log than the one that was shown.
     """
+
+    def over() -> bool:
+        return look(whole, home, deep=False).record.phase is Phase.ENDED
+
     output.warn("nothing vouches for this log while the run goes on: the machine's host may write it")
     shown = []
-    for event, segment in run_logs.follow(whole, folder, home, sealing=identity.sealing):
+    for event, segment in run_logs.follow(folder, over, sealing=identity.sealing):
         _print([segment])
         shown.append(event)
     named = named_segments(folder, owner_signing=identity.signing.public)

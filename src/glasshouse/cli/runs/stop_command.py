@@ -9,8 +9,8 @@ from glasshouse.cli.show.ending import say_ended
 from glasshouse.cli.show.steps import StepPrinter
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.supervise import control
-from glasshouse.jobs.supervise.rented_run import return_left
+from glasshouse.jobs.places.rented_machine import return_left
+from glasshouse.jobs.supervise import attach, control
 
 
 def command(
@@ -29,12 +29,12 @@ def command(
         asked, done = control.give_up(folder, home), "It is waited for no more."
         return_left(StepPrinter(output), home, folder)
     else:
-        asked = control.stop(folder, home)
+        asked = attach.stop(folder, home)
         done = "Asked to stop." if no_wait else "Asked to stop; waiting until it has zeroized."
     if no_wait and not give_up:
         output.result({"run_id": folder.run_id, "asked": asked})
     output.say(done if asked else "It had ended already.")
     if give_up or not no_wait:
-        say_ended(output, control.wait(folder, home), sealing=None, home=options.home)
+        say_ended(output, attach.wait(folder, home), sealing=None, home=options.home)
     # The command did what it was asked; how the run ended is in its summary.
     return ExitCode.DONE

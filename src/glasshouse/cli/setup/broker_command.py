@@ -12,8 +12,9 @@ import typer
 
 from glasshouse.cli.options import GateOption, HomeOptions, OwnerOptions, option
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.gates.embedded import Embedded, Serving, socket_folder
-from glasshouse.jobs.gates.known_gates import audit_gate, audit_own, gate_name
+from glasshouse.jobs.gates.embedded import Embedded, Serving, audit_own
+from glasshouse.jobs.gates.known_gates import audit_gate, gate_name
+from glasshouse.jobs.owner.home import socket_folder
 from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.providers.protocol.line import GateLine

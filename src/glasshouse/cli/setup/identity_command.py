@@ -18,7 +18,7 @@ from glasshouse.cli.options import (
     option,
     read_passphrase,
 )
-from glasshouse.jobs.owner.files import is_there, read_bounded, write_private
+from glasshouse.jobs.owner.home import is_there, read_bounded, write_private
 from glasshouse.jobs.owner.owner_identity import Identity, is_encrypted, read_private, read_public
 from glasshouse.jobs.places.relocate import relocate
 from glasshouse.jobs.results.exported import public_pem

@@ -16,7 +16,7 @@ from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.places import known_machines
 from glasshouse.jobs.places.known_machines import Machine
 from glasshouse.jobs.places.rented_machine import statement
-from glasshouse.jobs.supervise.sweeping import elsewhere, found
+from glasshouse.jobs.supervise.sweeping import elsewhere, found, sweep_machine
 from glasshouse.providers.place.ways import NODE_FOLDER, batch_script
 from glasshouse.providers.protocol.messages import OWN_FOLDER
 
@@ -84,7 +84,7 @@ def sweep(
     options: HomeOptions,
 ) -> None:
     """Remove from a machine what is left there of your runs that have ended."""
-    removed, left = known_machines.sweep(options.any_home, name)
+    removed, left = sweep_machine(options.any_home, name)
     options.output.result({"removed": removed, "left": left})
     options.output.say(f"{name} reports that what it had of {counted(removed, 'ended run')} is gone.")
     options.output.facts({f"left {run[:8]}": why for run, why in left.items()})

@@ -8,6 +8,7 @@ from typing import Annotated
 from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.cli.options import HomeOptions, option
 from glasshouse.cli.show.output import printable
+from glasshouse.jobs.places.known_machines import place_of
 from glasshouse.jobs.references.known_references import differences, measured_at, reference
 
 
@@ -21,7 +22,7 @@ def command(
 ) -> None:
     """Print an installation's digests, and what differs from a reference."""
     output, home = options.output, options.any_home
-    files = measured_at(home, on)
+    files = measured_at(place_of(home, on))
     measured = Measured.of(files)
     found = None if diff is None else differences(files, reference(home, diff))
     output.result(

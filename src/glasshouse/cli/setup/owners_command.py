@@ -9,7 +9,7 @@ import typer
 
 from glasshouse.cli.options import Force, HomeOptions, argument, option
 from glasshouse.errors import Code, VerificationError
-from glasshouse.jobs.owner.files import is_file
+from glasshouse.jobs.owner.home import is_file
 from glasshouse.jobs.owner.known_owners import add_owner, known_owners, remove_owner, same_fingerprint
 from glasshouse.jobs.owner.owner_identity import read_public
 

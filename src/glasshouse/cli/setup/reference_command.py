@@ -10,7 +10,8 @@ import typer
 from glasshouse.attestation.measurements.measured import PARTS, Measured
 from glasshouse.cli.options import Force, HomeOptions, OwnerOptions, argument, list_and_remove, option
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.owner.files import write_private
+from glasshouse.jobs.owner.home import write_private
+from glasshouse.jobs.places.known_machines import place_of
 from glasshouse.jobs.references.image import image_files
 from glasshouse.jobs.references.known_references import (
     THIS,
@@ -58,7 +59,7 @@ def add(
     elif release is not None and signed_by is not None:
         files = read_released(release, signed_by=signed_by).files
     else:
-        files = measured_at(home, on)
+        files = measured_at(place_of(home, on))
     add_reference(home, name, files, replace=force)
     facts = _facts(files)
     output.result({"name": name, **facts})

@@ -14,8 +14,7 @@ from glasshouse.cli.show.output import OUTCOME, CommandOutput, again, bytes_text
 from glasshouse.errors import Code
 from glasshouse.evidence.receipt import Receipt, Work
 from glasshouse.jobs.owner.durations import format_s
-from glasshouse.jobs.owner.files import open_regular
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, open_regular
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.results.collect import RunOutput
 from glasshouse.jobs.results.run_logs import last_lines

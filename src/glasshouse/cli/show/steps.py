@@ -18,7 +18,7 @@ from glasshouse.jobs.define.wanted import Wanted
 from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.places.rental_journal import Rental
 from glasshouse.jobs.supervise.removal import Removable, remove
-from glasshouse.jobs.supervise.rented_run import Listener, Renting
+from glasshouse.jobs.supervise.run_job import Listener, Renting
 from glasshouse.providers.rental.provider import Offer
 
 _SLURM = "slurm"

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.owner.files import open_regular
+from glasshouse.jobs.owner.home import open_regular
 from glasshouse.jobs.owner.installation import install_command
 from glasshouse.package.write import Source
 from glasshouse.wire.canonical import Json

@@ -16,10 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.define.excluded import Excluded
-from glasshouse.jobs.define.private import holds_keys, is_state, key_kind
-from glasshouse.jobs.owner.files import descend, open_regular
-from glasshouse.jobs.owner.home import PROJECT
+from glasshouse.jobs.define.private import Excluded, holds_keys, is_state, key_kind
+from glasshouse.jobs.owner.home import descend, open_regular
 from glasshouse.package.layout import MAGIC
 from glasshouse.package.paths import check_path
 from glasshouse.package.write import Source
@@ -188,7 +186,7 @@ class _Walk:
         asked = self.excluded.asked(from_job + slash)
         if asked is True:
             return True
-        if (is_folder and _is_runs_alone(name, Path(entry.path))) or (slash and entry.name == PROJECT):
+        if (is_folder and _is_runs_alone(name, Path(entry.path))) or (slash and entry.name == own_state.PROJECT):
             return True  # no pattern takes state back in
         return asked is None and (self.excluded.usual(from_input + slash) or (not slash and _is_package(entry)))
 

@@ -10,22 +10,20 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from glasshouse.attestation.measurements.measured import MAX_REFERENCES
 from glasshouse.attestation.policy import MAX_DURATION_S, MAX_LEASE_S, MAX_RELEASES
 from glasshouse.attestation.roots.root_table import REACHABLE
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.jobs.define.excluded import ALWAYS_LEFT_OUT, Excluded
-from glasshouse.jobs.define.wanted import MACHINE, Wanted, wanted
-from glasshouse.jobs.owner.durations import duration
-from glasshouse.jobs.owner.files import read_bounded
+from glasshouse.jobs.define.private import ALWAYS_LEFT_OUT, Excluded
+from glasshouse.jobs.define.wanted import MACHINE, Deployment, Wanted, duration, wanted
+from glasshouse.jobs.owner.home import read_bounded
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import Suite
+from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS
 from glasshouse.wire.policy import GROUP_EGRESS, SCRIPT, WORKLOADS, Assurance, Floor, Profile
-from glasshouse.wire.record import LEFT_OUT, Record, items
-from glasshouse.wire.record import text as text_codec
 from glasshouse.workloads.builtin.script import ENVIRONMENT
 from glasshouse.workloads.job_keys import (
     FLAG,
@@ -43,18 +41,6 @@ from glasshouse.workloads.job_keys import (
 from glasshouse.workloads.registry import canonical
 
 MAX_JOB_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Deployment(Record, name="deployment"):
-    """The part of the policy that belongs to a deployment, not to the package."""
-
-    max_duration_s: int = 24 * 3600  # a longer run is wiped
-    lease_s: int = 600  # a run without broker contact for so long is wiped
-    releases: int = 1  # how many runtimes may be given the key
-    valid_s: int = 24 * 3600  # for how long the broker may give it
-    # Names of the installations that may be given the key; none for the one at hand alone.
-    reference: Annotated[tuple[str, ...], items(MAX_REFERENCES, text_codec(64)), LEFT_OUT] = ()
 
 
 def _any_table(value: Any, _path: str) -> dict[str, Any]:
@@ -229,3 +215,35 @@ def _params(workload: str, params: dict[str, Any], env: Mapping[str, str]) -> di
     if env and workload != SCRIPT:
         raise invalid("env", "absent: it is for scripts, and this workload's settings are its [params]")
     return canonical(workload, params | {"env": dict(env)} if env else params)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """In how many processes a script runs; raises `UsageError` for a number that no group can have."""
+
+    each: int  # on each machine
+    machines: int = 1
+
+    def __post_init__(self) -> None:
+        for name, number, most in (("ranks", self.each, MAX_RANKS), ("machines", self.machines, MAX_MACHINES)):
+            if not 1 <= number <= most:
+                raise UsageError(Code.USAGE, f"--{name} must be from 1 to {most}, not {number}")
+
+    def check(self, workload: str, floor: Floor) -> None:
+        """Refuse what cannot run so: a workload of one process, or machines that may not talk to each other.
+
+        Raises:
+            UsageError: `job-invalid` or `policy-impossible`.
+        """
+        if self.machines > 1 and GROUP_EGRESS not in floor.egress:
+            raise UsageError(
+                Code.POLICY_IMPOSSIBLE,
+                f"on {self.machines} machines the ranks talk over the network, which policy.egress does not allow",
+                hint=f'egress = ["{GROUP_EGRESS}"] allows sealed connections between the run\'s own machines alone',
+            )
+        if workload != "script":
+            raise UsageError(
+                Code.JOB_INVALID,
+                f"the workload {workload!r} runs in one process",
+                hint='--ranks and --machines are for workload = "script"',
+            )

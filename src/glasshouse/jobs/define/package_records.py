@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.jobs.define.jobfile import Deployment
-from glasshouse.jobs.owner.files import private_folder, read_state, write_state
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.define.wanted import Deployment
+from glasshouse.jobs.owner.home import Home, private_folder, read_state, write_state
+from glasshouse.package.manifest import Manifest
+from glasshouse.package.read import Package
 from glasshouse.wire.record import LEFT_OUT, Id, Record, Sha256, items, text
 
 
@@ -62,3 +64,13 @@ class PackageRecord(Record, name="package record"):
             return cls.from_json(cls.known(value))
         except FormatError:
             raise UsageError(Code.USAGE, f"the package record {path} is damaged") from None
+
+
+def public_part(path: Path, *, owner_signing: bytes | None = None) -> tuple[Manifest, bytes]:
+    """Return a package's checked public manifest and its envelope; raises as `Package.open`, or `UsageError`."""
+    try:
+        with path.open("rb") as stream:
+            package = Package.open(stream, owner_signing=owner_signing)
+            return package.manifest, package.envelope
+    except OSError as error:
+        raise UsageError(Code.FILE_MISSING, f"cannot read the package {path}: {error.strerror}") from None

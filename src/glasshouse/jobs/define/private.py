@@ -11,10 +11,13 @@ import base64
 import os
 import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
-from glasshouse.jobs.owner.files import is_there
-from glasshouse.jobs.owner.home import PROJECT
+from pathspec import GitIgnoreSpec
+from pathspec.patterns.gitignore import GitIgnorePatternError
+
+from glasshouse.errors import Code, UsageError
 from glasshouse.providers.rental.known import PROVIDERS
 from glasshouse.wire import own_state
 
@@ -36,7 +39,7 @@ def key_kind(data: bytes) -> str | None:
 
 def is_state(folder: Path) -> bool:
     """Return whether a folder keeps our state: a project's `.glasshouse`, a home, or what is left of one."""
-    if folder.name == PROJECT or holds_keys(folder):
+    if folder.name == own_state.PROJECT or holds_keys(folder):
         return True
     records = [run / "run.json" for run in _below(folder / "runs")]
     return any(own_state.is_run_record(str(path)) and path.is_file() for path in records)
@@ -47,8 +50,8 @@ def holds_keys(folder: Path) -> bool:
     ours = [folder / "owner.key", *(path for inner in own_state.KEY_FOLDERS for path in _below(folder / inner))]
     # Of accounts and of rented machines by their place: the former are mere text, the latter OpenSSH's.
     others = [folder / "accounts" / provider for provider in PROVIDERS]
-    others += [rental / "key" for rental in _below(folder / "rentals") if is_there(rental / "rental.json")]
-    return any(map(_is_key, ours)) or any(map(is_there, others))
+    others += [rental / "key" for rental in _below(folder / "rentals") if os.path.lexists(rental / "rental.json")]
+    return any(map(_is_key, ours)) or any(map(os.path.lexists, others))
 
 
 def _is_key(path: Path) -> bool:
@@ -94,3 +97,36 @@ def _pem_kind(begin: bytes, body: bytes, end: bytes) -> str | None:
         case ec.EllipticCurvePrivateKey() if isinstance(key.curve, ec.SECP256R1):
             return "a P-256 private key"
     return None
+
+
+ALWAYS_LEFT_OUT = (".git", ".venv/", "venv/", "__pycache__/", "node_modules/", ".ipynb_checkpoints/")
+"""Left out of every folder input, unless the job takes one back (`!.git`) or names it as an input itself."""
+
+
+_USUAL = GitIgnoreSpec.from_lines(ALWAYS_LEFT_OUT)
+
+
+class Excluded:
+    """A job's patterns, as in a `.gitignore` beside the job file; raises `UsageError` (`job-invalid`)."""
+
+    def __init__(self, patterns: Sequence[str] = ()) -> None:
+        for pattern in patterns:
+            try:
+                GitIgnoreSpec.from_lines([pattern])
+            except GitIgnorePatternError:
+                raise UsageError(
+                    Code.JOB_INVALID, f"package.exclude in the job file: {pattern!r} is no gitignore pattern"
+                ) from None
+        self._patterns = GitIgnoreSpec.from_lines(patterns)
+
+    def asked(self, path: str) -> bool | None:
+        """Return whether the job leaves a path out (True), takes it back (False) or has no pattern for it (None).
+
+        The path is from the job file's folder; a folder's ends with a slash.
+        """
+        return self._patterns.check_file(path).include
+
+    @staticmethod
+    def usual(path: str) -> bool:
+        """Return whether a path, from the input's own folder, is left out where the job has no pattern for it."""
+        return _USUAL.check_file(path).include is True

@@ -21,8 +21,7 @@ from typing import Any, BinaryIO
 from glasshouse.errors import Code, ExitCode, RunError, UsageError
 from glasshouse.jobs.define.job_content import content_of
 from glasshouse.jobs.define.jobfile import Job
-from glasshouse.jobs.owner.files import private_folder, write_private
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, private_folder, write_private
 from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.package.content import verify_content

@@ -16,13 +16,11 @@ from typing import BinaryIO
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.define.job_content import content_of
 from glasshouse.jobs.define.jobfile import Job
-from glasshouse.jobs.define.package_records import PackageRecord
-from glasshouse.jobs.owner.files import is_there, write_private
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.define.package_records import PackageRecord, public_part
+from glasshouse.jobs.owner.home import Home, is_there, write_private
 from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.owner_identity import Identity, read_public
 from glasshouse.package.manifest import Manifest
-from glasshouse.package.read import Package
 from glasshouse.package.write import write
 from glasshouse.wire.crypto import KEY_BYTES
 
@@ -129,13 +127,3 @@ def _stands(path: Path, package_id: str) -> bool:
         return public_part(path)[0].package_id == package_id
     except GlasshouseError:
         return False
-
-
-def public_part(path: Path, *, owner_signing: bytes | None = None) -> tuple[Manifest, bytes]:
-    """Return a package's checked public manifest and its envelope; raises as `Package.open`, or `UsageError`."""
-    try:
-        with path.open("rb") as stream:
-            package = Package.open(stream, owner_signing=owner_signing)
-            return package.manifest, package.envelope
-    except OSError as error:
-        raise UsageError(Code.FILE_MISSING, f"cannot read the package {path}: {error.strerror}") from None

@@ -1,19 +1,51 @@
-"""`[machine]` of a job file: the machine that it is to run on, what it may cost, and for how long.
+"""What of a job file stays on the owner's side: how the key is deployed, and the machine that it is to run on.
 
 None of it goes into the package: what a machine costs is between its owner and the provider.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from glasshouse.jobs.owner.durations import duration
+from glasshouse.attestation.measurements.measured import MAX_REFERENCES
 from glasshouse.providers.rental.provider import Options
-from glasshouse.workloads.job_keys import FLAG, Field, integer, number, text, texts
+from glasshouse.wire.record import LEFT_OUT, Record, items
+from glasshouse.wire.record import text as text_codec
+from glasshouse.workloads.job_keys import FLAG, Field, Kind, integer, number, text, texts, whole
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_FORM = r"([1-9][0-9]{0,6})([smhd])"
+
+
+def parse_s(text: str) -> int | None:
+    """Return whole seconds, or None for what is not a length of time."""
+    found = re.fullmatch(_FORM, text)
+    return int(found[1]) * _UNITS[found[2]] if found else None
+
+
+def format_text(seconds: int) -> str:
+    """Return whole seconds in the form that `parse_s` takes, in the largest unit that is exact."""
+    unit = next(unit for unit in ("d", "h", "m", "s") if seconds % _UNITS[unit] == 0)
+    return f"{seconds // _UNITS[unit]}{unit}"
+
+
+def duration(limit_s: int) -> Kind:
+    """A length of time, as `90s`, `10m`, `2h` or `7d`: at most `limit_s` seconds."""
+
+    def read(value: Any, _path: str) -> int:
+        seconds = parse_s(value) if isinstance(value, str) else None
+        if seconds is None or seconds > limit_s:
+            raise ValueError
+        return seconds
+
+    allowed = f"a time: text such as '90s', '10m', '2h' or '7d', at most {limit_s // 3600}h"
+    return Kind(allowed, {"type": "string", "pattern": whole(_FORM)}, read, format_text)
+
 
 _MOST_S = 14 * 86400
 _USD = number(0.001, 100_000)
@@ -105,3 +137,15 @@ def wanted(found: Mapping[str, Any], folder: Path) -> Wanted:
 
 def _usd(amount: float | None) -> Decimal | None:
     return None if amount is None else Decimal(str(amount))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment(Record, name="deployment"):
+    """The part of the policy that belongs to a deployment, not to the package."""
+
+    max_duration_s: int = 24 * 3600  # a longer run is wiped
+    lease_s: int = 600  # a run without broker contact for so long is wiped
+    releases: int = 1  # how many runtimes may be given the key
+    valid_s: int = 24 * 3600  # for how long the broker may give it
+    # Names of the installations that may be given the key; none for the one at hand alone.
+    reference: Annotated[tuple[str, ...], items(MAX_REFERENCES, text_codec(64)), LEFT_OUT] = ()

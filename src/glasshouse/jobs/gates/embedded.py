@@ -9,34 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
-import re
 import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from glasshouse.broker.client.owner_client import OwnerClient
+from glasshouse.broker.http_api import verify_chain
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, UsageError
-from glasshouse.jobs.owner.files import locked, private_folder, read_state, write_state
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, locked, private_folder, read_state, socket_folder, write_state
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import FilePath, RunFolder
-from glasshouse.wire.canonical import b64decode
+from glasshouse.wire.canonical import Json, b64decode
 from glasshouse.wire.record import Member, Record, octets, text
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
-# A launch file's URL holds no spaces, and a Unix socket's name no more than about a hundred bytes.
-_SHORT_PLAIN = re.compile(r"[\x21-\x7e]{1,80}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,10 +241,14 @@ def _ready_line(child: subprocess.Popen[bytes]) -> dict[str, Any]:
     return line
 
 
-def socket_folder(home: Home) -> Path:
-    """Return a folder of ours whose name a socket's address can hold."""
-    if _SHORT_PLAIN.fullmatch(str(home.broker)):
-        return home.broker
-    name = hashlib.sha256(os.fsencode(home.path)).hexdigest()[:16]
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    return private_folder(base / f"glasshouse-{os.geteuid()}-{name}")
+def audit_own(home: Home) -> list[Json]:
+    """Return the verified audit log of this home's own broker, started if need be; raises as `audit_gate`."""
+    broker = Embedded(home)
+    try:
+        client, records = broker.ensure().client(), list[Json]()
+        while page := client.audit(len(records)):
+            records += page
+    finally:
+        broker.give_back()
+    verify_chain(records)
+    return records

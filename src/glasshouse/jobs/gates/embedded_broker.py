@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from glasshouse.broker.serving import main as serve
-from glasshouse.jobs.gates.embedded import Embedded, socket_folder
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.gates.embedded import Embedded
+from glasshouse.jobs.owner.home import Home, socket_folder
 
 # Twice in a row, so that a short request of a command without a run is not interrupted.
 LOOK_S = 5.0

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from glasshouse.broker.client.gate_client import GateClient
-from glasshouse.broker.http_api import GENESIS, verify_chain
+from glasshouse.broker.client.owner_client import OwnerClient
+from glasshouse.broker.http_api import GENESIS
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.define.package_records import PackageRecord
-from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.owner.files import is_there, locked, read_state, write_state
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, is_there, locked, read_state, socket_folder, write_state
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.providers.protocol.line import GateLine
+from glasshouse.providers.protocol.order import RelayOrder
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.record import Record, Sha256, digest, fixed, integer, text
@@ -186,19 +186,6 @@ def audit_gate(home: Home, gate: str | KnownGate, owner: SigningKey, *, newer: b
     return records
 
 
-def audit_own(home: Home) -> list[Json]:
-    """Return the verified audit log of this home's own broker, started if need be; raises as `audit_gate`."""
-    broker = Embedded(home)
-    try:
-        client, records = broker.ensure().client(), list[Json]()
-        while page := client.audit(len(records)):
-            records += page
-    finally:
-        broker.give_back()
-    verify_chain(records)
-    return records
-
-
 def _audited(listed: dict[str, KnownGate], gate: KnownGate) -> tuple[int, bytes]:
     """Return where a gate's audit log ended last, under any of its names."""
     return max((one.audited for one in listed.values() if one.public == gate.public), default=gate.audited)
@@ -206,3 +193,43 @@ def _audited(listed: dict[str, KnownGate], gate: KnownGate) -> tuple[int, bytes]
 
 def _write(home: Home, gates: dict[str, KnownGate]) -> None:
     write_state(home.gates, {name: one.to_json() for name, one in gates.items()})
+
+
+class GateBroker:
+    """A gate as the broker of a run; `owner` signs the requests. Raises `UsageError` for an unknown gate."""
+
+    runtime_url = ""  # a runtime calls its keeper: see `relay_of`
+    owner_socket = None
+
+    def __init__(self, home: Home, name: str, owner: SigningKey | None = None) -> None:
+        self._gate, self._owner = gate_named(home, name), owner
+        self.public = self._gate.public
+        self.serving = self
+
+    def client(self) -> OwnerClient:
+        """Return a client of the owner; raises `UsageError` without the owner's key."""
+        if self._owner is None:
+            raise UsageError(Code.IDENTITY, "requests to this gate are signed by its owner, whose key is not here")
+        return self._gate.client(self._owner)
+
+    def ensure(self) -> GateBroker:
+        """Return the gate once it answers as it was pinned; raises `PeerError`."""
+        self._gate.client().check_known()
+        return self
+
+    def stores(self) -> bool:
+        """Return whether it stores what a run elsewhere leaves after its machine is gone; raises `PeerError`."""
+        return self._gate.client().stores()
+
+    def give_back(self) -> bool:
+        """Leave the gate as it is: it serves others too."""
+        return False
+
+
+def relay_of(home: Home, gate: str | None, run_id: str) -> RelayOrder | None:
+    """Return where a runtime's keeper relays its calls; None for the embedded broker, which is called directly."""
+    if gate is None:
+        return None
+    line = gate_named(home, gate).line()
+    path = socket_folder(home) / f"g-{run_id[:12]}"
+    return RelayOrder(url=line.url, certificate=line.certificate, socket=str(path))

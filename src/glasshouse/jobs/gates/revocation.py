@@ -10,12 +10,10 @@ from pathlib import Path
 
 from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError
-from glasshouse.jobs.define.package_records import PackageRecord
-from glasshouse.jobs.define.seal_job import public_part
+from glasshouse.jobs.define.package_records import PackageRecord, public_part
 from glasshouse.jobs.gates.embedded import Embedded
 from glasshouse.jobs.gates.known_gates import KnownGate, audit_gate, gate_by_key, gate_named
-from glasshouse.jobs.owner.files import is_file, is_there
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, is_file, is_there
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.wire.crypto import SigningKey
 

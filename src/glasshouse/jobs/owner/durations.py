@@ -2,26 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
-from typing import Any
-
-from glasshouse.workloads.job_keys import Kind, whole
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_FORM = r"([1-9][0-9]{0,6})([smhd])"
-
-
-def parse_s(text: str) -> int | None:
-    """Return whole seconds, or None for what is not a length of time."""
-    found = re.fullmatch(_FORM, text)
-    return int(found[1]) * _UNITS[found[2]] if found else None
-
-
-def format_text(seconds: int) -> str:
-    """Return whole seconds in the form that `parse_s` takes, in the largest unit that is exact."""
-    unit = next(unit for unit in ("d", "h", "m", "s") if seconds % _UNITS[unit] == 0)
-    return f"{seconds // _UNITS[unit]}{unit}"
+from typing import Protocol
 
 
 def format_s(seconds: float) -> str:
@@ -44,14 +26,32 @@ def utc(time_us: int) -> str:
         return f"{time_us} µs after 1970"
 
 
-def duration(limit_s: int) -> Kind:
-    """A length of time, as `90s`, `10m`, `2h` or `7d`: at most `limit_s` seconds."""
+class Clock(Protocol):
+    """The time, and waiting."""
 
-    def read(value: Any, _path: str) -> int:
-        seconds = parse_s(value) if isinstance(value, str) else None
-        if seconds is None or seconds > limit_s:
-            raise ValueError
-        return seconds
+    def now_us(self) -> int:
+        """Return microseconds since 1970."""
 
-    allowed = f"a time: text such as '90s', '10m', '2h' or '7d', at most {limit_s // 3600}h"
-    return Kind(allowed, {"type": "string", "pattern": whole(_FORM)}, read, format_text)
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+
+class SystemClock:
+    """The machine's clock at the start of this process, and the time since: sleep counts, setting the clock does not.
+
+    A clock that is set meanwhile ends no run early and stretches no cap.
+    """
+
+    def now_us(self) -> int:
+        return _BEGAN_US + _passed_us()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def _passed_us() -> int:
+    # Linux's counts while the machine sleeps; on macOS the other one does.
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000
+
+
+_BEGAN_US = time.time_ns() // 1000 - _passed_us()

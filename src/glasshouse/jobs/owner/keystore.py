@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.jobs.owner.files import read_bounded, write_private
+from glasshouse.jobs.owner.home import read_bounded, write_private
 from glasshouse.wire.crypto import HPKE_OVERHEAD_BYTES, KEY_BYTES, RecipientKey, hpke_seal, key_id, lengths_prefixed
 from glasshouse.wire.record import Id, Record, Sha256, items, octets, text
 

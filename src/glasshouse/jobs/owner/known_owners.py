@@ -14,8 +14,7 @@ from pathlib import Path
 from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
-from glasshouse.jobs.owner.files import is_file, open_regular, private_folder, write_private
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, is_file, open_regular, private_folder, write_private
 from glasshouse.jobs.owner.owner_identity import OwnerPublic, read_public
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Package

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.jobs.owner.files import is_there, read_bounded, write_private
+from glasshouse.jobs.owner.home import is_there, read_bounded, write_private
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.wire.crypto import (
     HPKE_PRIVATE_BYTES,

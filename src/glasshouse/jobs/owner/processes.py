@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 
 from glasshouse.runtime.watchdog.session_record import Process
 from glasshouse.wire.record import Record
@@ -57,3 +61,59 @@ class ProcessName(Record, name="process"):
         except ProcessLookupError:
             return False
         return True
+
+
+class Interrupts:
+    """Counts how often the run was asked to stop, and how often of these by a person's Ctrl-C; called by a handler."""
+
+    def __init__(self) -> None:
+        self.count = self.by_key = 0
+
+    def __call__(self, number: int = signal.SIGTERM, *_frame: object) -> None:
+        self.count += 1
+        self.by_key += number == signal.SIGINT
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def stoppable() -> contextlib.AbstractContextManager[None]:
+    """Let SIGTERM and SIGHUP end this block as Ctrl-C does: by an exception that is cleaned up after."""
+    return handled(signal.default_int_handler)
+
+
+def interrupt() -> None:
+    """End the main thread's `stoppable` block from another thread, also where it waits for a host that is silent."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def giving_back(first: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Go on in spite of signals, and call `first` at the first Ctrl-C; a second one raises KeyboardInterrupt."""
+    interrupts = Interrupts()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        interrupts(number)
+        if number == signal.SIGINT and interrupts.by_key == 1:
+            first()
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    with handled(handle):
+        yield
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[..., object]) -> Iterator[None]:
+    """Call `handler`, such as `Interrupts`, at SIGINT, SIGTERM and SIGHUP while the block lasts."""
+    if threading.current_thread() is not threading.main_thread():  # another thread's run is not ended by signals
+        yield
+        return
+    # What our caller had ignored stays ignored: `nohup` means it.
+    numbers = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

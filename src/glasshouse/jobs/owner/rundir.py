@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.jobs.owner.files import (
+from glasshouse.jobs.owner.home import (
+    Home,
     is_folder,
     is_there,
     open_regular,
@@ -37,7 +38,6 @@ from glasshouse.jobs.owner.files import (
     write_private,
     write_state,
 )
-from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.wire.canonical import Codec
 from glasshouse.wire.group import Group

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 
-from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.define.wanted import Cluster
-from glasshouse.jobs.owner.files import is_there, read_bounded
-from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.places.rental_journal import Rental
+from glasshouse.errors import Code, PlatformError, UsageError
+from glasshouse.jobs.define.wanted import Cluster, Wanted
+from glasshouse.jobs.owner.home import Home, is_there, read_bounded
 from glasshouse.providers.rental.known import ACCOUNTS, PROVIDERS, ProviderAccount
-from glasshouse.providers.rental.provider import Provider
+from glasshouse.providers.rental.provider import Offer, Provider
 
 _MAX_KEY_BYTES = 512
 _taken: dict[str, str] = {}
@@ -40,11 +38,6 @@ def provider_of(home: Home, name: str, cluster: Cluster | None = None, *, python
     if account is None:
         raise UsageError(Code.USAGE, f"no provider is called {name!r}; known: {', '.join(PROVIDERS)}")
     return account.make(_key(home, name, account), os.environ.get(account.url))
-
-
-def provider_for(home: Home, rental: Rental) -> Provider:
-    """Return the provider of a rental; raises as `provider_of`."""
-    return provider_of(home, rental.provider, rental.cluster, python=rental.python)
 
 
 def providers_with_keys(home: Home) -> tuple[str, ...]:
@@ -80,3 +73,37 @@ def _key(home: Home, name: str, account: ProviderAccount) -> str:
     if not key.isascii() or not key.isprintable() or not 8 <= len(key) <= _MAX_KEY_BYTES or " " in key:
         raise UsageError(Code.PROVIDER_KEY, f"what is given as the key of {name} is no key", hint=f"see {path}")
     return key
+
+
+def offers_of(provider: Provider, machine: Wanted) -> list[Offer]:
+    """Return what a job may rent, the cheapest first.
+
+    Raises:
+        UsageError: `job-invalid`: the job lacks the most that it may cost, or its image; `usage` for a kind of GPU
+            that the provider does not have.
+        PlatformError: `no-offer`.
+        PeerError: as `Provider`.
+    """
+    missing = provider.has_sshd and [
+        f"{key} = {example}"
+        for key, example, given in (
+            ("most_per_hour", "0.80", machine.options.most_per_hour_usd),
+            ("most_usd", "5", machine.caps.usd),
+            ("image", '"pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"', machine.options.image),
+        )
+        if not given
+    ]
+    if missing:
+        keys = ", ".join(line.split(" ")[0] for line in missing)
+        why = f"the job file limits no cost of a machine, or names no image: [machine] lacks {keys}"
+        raise UsageError(Code.JOB_INVALID, why, hint="for example: " + "; ".join(missing))
+    found = [one for one in provider.offers(machine.options) if one.usd_per_hour <= machine.options.most_per_hour_usd]
+    if not found:
+        kinds = " or ".join(machine.options.gpu) or "any kind"
+        raise PlatformError(
+            Code.NO_OFFER,
+            f"{provider.name} offers no machine with {machine.options.gpus} × {kinds}"
+            + (f" for at most {machine.options.most_per_hour_usd} $ an hour" if provider.has_sshd else ""),
+            hint="glasshouse offers --any-price shows what there is",
+        )
+    return sorted(found, key=lambda one: one.usd_per_hour)

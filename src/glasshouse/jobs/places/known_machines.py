@@ -5,30 +5,33 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from glasshouse.errors import Code, UsageError
+from glasshouse.errors import Code, PeerError, PlatformError, UsageError
 from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.owner.files import is_there, read_state, write_state
-from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.rundir import GIVEN_UP, Phase, RunFolder, RunRecord
-from glasshouse.jobs.places.placing import see_out
-from glasshouse.jobs.places.rental_journal import Attempt, Journal, rental_at
+from glasshouse.jobs.owner.durations import Clock, SystemClock
+from glasshouse.jobs.owner.home import Home, is_there, read_state, write_state
+from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.places.rental_journal import POLL_S, Attempt, Journal, rental_at
+from glasshouse.jobs.places.rental_watch import watched
 from glasshouse.jobs.places.runtime_bundle import read_bundle
-from glasshouse.providers.place.base import Place, Placed
+from glasshouse.providers.place.base import Place
 from glasshouse.providers.place.local import LocalPlace
-from glasshouse.providers.place.placed import digest_of
 from glasshouse.providers.place.ssh import SshPlace
-from glasshouse.providers.place.ways import SlurmNode, SshHost, Way, file_option
+from glasshouse.providers.place.ways import SlurmNode, SshHost, Way
 from glasshouse.providers.protocol.messages import OWN_FOLDER
 from glasshouse.runtime.run.findings import Finding, Standing
+from glasshouse.wire.policy import Profile
 
 LOCAL: str = LocalPlace.name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}|[0-9A-Fa-f:.]{2,45}")
 _GATE_S = 10.0
+# For the login to a machine that is up only near its boot deadline.
+_LOGIN_US = 60_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,16 +136,11 @@ def _rented(home: Home, name: str) -> SshPlace | None:
     return SshPlace(name, way, rental.python, folder, connect=partial(_gate, home), bundle=journal.bundle)
 
 
-def files_of(journal: Journal) -> tuple[str, str]:
-    """Return ssh's options for the files of a rental; raises `UsageError` for a home whose path ssh cannot take."""
-    return file_option("IdentityFile", journal.key), file_option("UserKnownHostsFile", journal.known_hosts)
-
-
 def _to_rented(journal: Journal, up: Attempt) -> SshHost:
     """Return how a rented machine is reached: by this rental's key alone, and its pinned host key."""
     known = "yes" if up.host_key is not None else "accept-new"
     options = (
-        *files_of(journal),
+        *journal.ssh_files(),
         "IdentitiesOnly=yes",
         "IdentityAgent=none",
         "GlobalKnownHostsFile=/dev/null",
@@ -167,62 +165,59 @@ def examine(home: Home, name: str) -> list[Finding]:
         ]
 
 
-def sweep(home: Home, name: str) -> tuple[int, dict[str, str]]:
-    """Remove from a machine what is left there of this home's runs that have ended.
+def log_in(
+    home: Home, journal: Journal, *, profile: Profile, interrupt: Callable[[], None], clock: Clock | None = None
+) -> list[Place]:
+    """Log in to the machine that was rented, and return the places on it, examined; nothing of the job is sent yet.
 
-    A run that was given up is interrupted and fetched first; any other that still runs there is stopped, unread.
-
-    Returns:
-        How many runs were removed, and for each other run there, by its id, why it is left.
+    Args:
+        profile: the hardening that the job's policy demands.
+        interrupt: called when a cap is reached meanwhile; ends this call.
 
     Raises:
-        UsageError: no such machine.
-        PeerError, PlatformError: it cannot be reached.
+        PeerError, PlatformError: the machine cannot be reached, or cannot meet the policy.
     """
-    place = place_of(home, name)
-    if not isinstance(place, SshPlace):
-        raise UsageError(Code.USAGE, f"{name} is this machine: glasshouse prune removes what is here of ended runs")
-    with contextlib.closing(place):
-        there = place.runs()
-        left = dict.fromkeys(there, "is no run of yours")
-        for folder in RunFolder.everywhere(home):
-            for one in folder.machines():
-                record = one.load()
-                run = record.run_id
-                # A run whose command was killed before it was placed has a package there at most.
-                over = record.phase is Phase.ENDED or (record.phase is Phase.PREPARING and not record.alive)
-                if record.place == name and over:
-                    with contextlib.closing(place.run(one.path, max_bytes=record.max_output_bytes)) as placed:
-                        why = _cleared(home, one, record, placed, there.get(run))
-                else:
-                    why = "goes on" if record.place == name else f"was placed by another name: {record.place}"
-                if why is None:
-                    left.pop(run, None)
-                elif run in left:
-                    left[run] = why
-    Embedded(home).give_back()
-    return len(there) - len(left), dict(sorted(left.items()))
+    clock, rental = clock or SystemClock(), journal.load()
+    places = [place_of(home, name) for name in rental.places]
+    # One deadline from the request to the login; a machine that came up late in it is tried for a minute.
+    asked_us = clock.now_us() if rental.up is None else rental.up.asked_us
+    until_us = max(asked_us + rental.caps.boot_s * 1_000_000, clock.now_us() + _LOGIN_US)
+    with watched(home, rental.run_id, interrupt, clock=clock):
+        for place in places:
+            _reach(place, until_us=until_us, clock=clock)
+            place.close()
+            _look(home, place.name, profile)
+    return places
 
 
-def _cleared(home: Home, folder: RunFolder, record: RunRecord, placed: Placed, goes_on: bool | None) -> str | None:
-    """Remove what a machine has of a run that is over here, if only a package; return None, or why it is left."""
-    # To any other run nothing is added here: what is there is the machine's claim alone.
-    if goes_on is not None and record.code == GIVEN_UP.value and not is_there(folder.receipt):
-        if goes_on:
-            Embedded(home).ensure()  # signs for its end
-            placed.interrupt()
-        if not see_out(placed):  # what is removed there has to be here first; the next sweep fetches the rest
-            return "is not here whole yet" + (f": {placed.problem}" if placed.problem else "")
-    elif goes_on:
-        placed.connect()
-        placed.stop()
-    try:
-        placed.remove(record.sent or (digest_of(record.package) if record.package.exists() else None))
-    except UsageError:
-        if not goes_on:
-            raise
-        return "is stopping, and still wipes itself"  # the next sweep removes it
-    return None
+def _reach(place: Place, *, until_us: int, clock: Clock) -> None:
+    """Wait until a machine that printed its host key answers; raises `PeerError`, `PlatformError`."""
+    while True:
+        try:
+            return place.check()
+        except PeerError as error:
+            if error.code is not Code.PLACE_UNREACHABLE:
+                raise
+            if clock.now_us() > until_us:
+                raise PlatformError(
+                    Code.BOOT_FAILED,
+                    f"{place.name} was rented, and cannot be logged in to: {error.message}",
+                    hint="its image may end and start over and over: see its log on the provider's page, or take "
+                    "another image",
+                ) from None
+        clock.sleep(POLL_S)
+
+
+def _look(home: Home, name: str, profile: Profile) -> None:
+    """Refuse a machine that cannot meet the policy, before anything is sent; raises `PlatformError`."""
+    offered = next((one.value for one in examine(home, name) if one.feature == "profile"), Profile.OFF.value)
+    order = [Profile.OFF.value, Profile.STANDARD.value, Profile.STRICT.value]
+    if offered not in order or order.index(offered) < order.index(profile.value):
+        raise PlatformError(
+            Code.HARDENING_MISSING,
+            f"{name} offers the profile {offered!r}, and the job's policy demands {profile.value!r}",
+            hint='most rented containers offer "standard": set policy.profile, or take another provider',
+        )
 
 
 def _unknown(name: str, known: dict[str, Machine]) -> UsageError:

@@ -17,8 +17,15 @@ from pathlib import Path
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.owner.files import is_file, is_there, open_regular, private_folder, write_private
-from glasshouse.jobs.owner.home import Home, state_folder
+from glasshouse.jobs.owner.home import (
+    Home,
+    is_file,
+    is_there,
+    open_regular,
+    private_folder,
+    state_folder,
+    write_private,
+)
 from glasshouse.jobs.owner.owner_identity import read_private, read_public
 from glasshouse.jobs.places.rental_journal import rentals
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
-from glasshouse.jobs.owner.files import write_private
-from glasshouse.jobs.places.rental_journal import Attempt, Journal, Rental, Step
-from glasshouse.jobs.places.rental_watch import HOUR_S, POLL_S, Clock, SystemClock, cap_reached, deadline_us
+from glasshouse.jobs.owner.durations import Clock, SystemClock
+from glasshouse.jobs.owner.home import write_private
+from glasshouse.jobs.places.rental_journal import HOUR_S, POLL_S, Attempt, Journal, Rental, Step, deadline_us
 from glasshouse.providers.rental.provider import Offer, Options, Provider, Rented, RentedState, Start, UncertainError
 from glasshouse.providers.rental.start_script import host_key
 
@@ -303,3 +303,12 @@ class Renter:
         """Return whether the provider has a machine now, which only the account has that rented it."""
         by_id = attempt.machine is not None and self._provider.find(attempt.machine) is not None
         return by_id or any(one.tag == attempt.tag for one in self._provider.tagged(attempt.tag))
+
+
+def cap_reached(cap: str) -> UsageError:
+    """Return the error of a run whose cap was reached before it was placed."""
+    return UsageError(
+        Code.CAP_REACHED,
+        f"the cap of {cap} was reached before a runtime was placed: no key was released",
+        hint="raise most_usd or most_time in [machine]",
+    )

@@ -31,13 +31,18 @@ from typing import Any
 
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.define.wanted import Caps, Cluster
-from glasshouse.jobs.owner.files import is_folder, private_folder, read_state, write_state
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, is_folder, private_folder, read_state, write_state
 from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.providers.place.ways import file_option
 from glasshouse.providers.rental.provider import Offer
 from glasshouse.providers.serve.keepers import boot
 
-_HOUR_US = 3_600_000_000
+POLL_S = 15.0
+"""Between two questions about a machine that is awaited, or shall be gone."""
+HOUR_S = 3600
+RESERVE_S = 300
+"""Between the order to stop and the cap: for sealing, wiping, fetching and giving back."""
+_HOUR_US = HOUR_S * 1_000_000
 _PLACE = re.compile(r"(?P<provider>[a-z]+):(?P<run>[0-9a-f]{8})(\.(?P<node>[1-9][0-9]{0,2}))?")
 
 
@@ -245,6 +250,10 @@ class Journal:
         self.save(replace(rental, attempts=tuple(changed.values())))
         return changed[tag]
 
+    def ssh_files(self) -> tuple[str, str]:
+        """Return ssh's options for key and host keys; raises `UsageError` for a path that ssh cannot take."""
+        return file_option("IdentityFile", self.key), file_option("UserKnownHostsFile", self.known_hosts)
+
     def forget_key(self) -> None:
         """Remove key, host keys and bundle, which are of use for a machine that exists."""
         for path in (self.key, self.known_hosts, self.bundle):
@@ -292,3 +301,15 @@ def _attempt(value: dict[str, Any]) -> Attempt:
 
 def _amount(text: str | None) -> Decimal | None:
     return None if text is None else Decimal(text)
+
+
+def deadline_us(rental: Rental) -> tuple[int, str]:
+    """Return when a run on a rented machine is asked to end, in time to give it back, and by which cap."""
+    by_time_us = rental.created_us + (rental.caps.seconds - RESERVE_S) * 1_000_000
+    attempt = next(one for one in reversed(rental.attempts) if not one.step.over)
+    price = attempt.offer.usd_per_hour
+    if rental.caps.usd is None or not price:
+        return by_time_us, "time"
+    spent = sum((one.cost_usd(attempt.asked_us) for one in rental.attempts if one.tag != attempt.tag), Decimal(0))
+    by_money_us = attempt.asked_us + (int((rental.caps.usd - spent) / price * HOUR_S) - RESERVE_S) * 1_000_000
+    return min((by_time_us, "time"), (by_money_us, "money"))

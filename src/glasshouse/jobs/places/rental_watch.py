@@ -4,75 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable
-from decimal import Decimal
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
-from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.places.rental_journal import Journal, Rental
+from glasshouse.jobs.owner.durations import Clock, SystemClock
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.places.accounts import provider_of
+from glasshouse.jobs.places.rental_journal import POLL_S, RESERVE_S, Journal, Rental, deadline_us
 from glasshouse.providers.rental.provider import Provider, RentedState
 from glasshouse.providers.rental.start_script import started_anew
 
-POLL_S = 15.0
-"""Between two questions about a machine that is awaited, or shall be gone."""
-HOUR_S = 3600
-
 _WATCH_S = 120.0
-# Between the order to stop and the cap: for sealing, wiping, fetching and giving back.
-_RESERVE_S = 300
-
-
-class Clock(Protocol):
-    """The time, and waiting."""
-
-    def now_us(self) -> int:
-        """Return microseconds since 1970."""
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-
-
-class SystemClock:
-    """The machine's clock at the start of this process, and the time since: sleep counts, setting the clock does not.
-
-    A clock that is set meanwhile ends no run early and stretches no cap.
-    """
-
-    def now_us(self) -> int:
-        return _BEGAN_US + _passed_us()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-def _passed_us() -> int:
-    # Linux's counts while the machine sleeps; on macOS the other one does.
-    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000
-
-
-_BEGAN_US = time.time_ns() // 1000 - _passed_us()
-
-
-def deadline_us(rental: Rental) -> tuple[int, str]:
-    """Return when a run on a rented machine is asked to end, in time to give it back, and by which cap."""
-    by_time_us = rental.created_us + (rental.caps.seconds - _RESERVE_S) * 1_000_000
-    attempt = next(one for one in reversed(rental.attempts) if not one.step.over)
-    price = attempt.offer.usd_per_hour
-    if rental.caps.usd is None or not price:
-        return by_time_us, "time"
-    spent = sum((one.cost_usd(attempt.asked_us) for one in rental.attempts if one.tag != attempt.tag), Decimal(0))
-    by_money_us = attempt.asked_us + (int((rental.caps.usd - spent) / price * HOUR_S) - _RESERVE_S) * 1_000_000
-    return min((by_time_us, "time"), (by_money_us, "money"))
-
-
-def cap_reached(cap: str) -> UsageError:
-    """Return the error of a run whose cap was reached before it was placed."""
-    return UsageError(
-        Code.CAP_REACHED,
-        f"the cap of {cap} was reached before a runtime was placed: no key was released",
-        hint="raise most_usd or most_time in [machine]",
-    )
 
 
 class RentalWatch(threading.Thread):
@@ -107,7 +49,7 @@ class RentalWatch(threading.Thread):
 
     def run(self) -> None:
         missed, next_us = 0, self._clock.now_us() + int(_WATCH_S * 1e6)
-        cap_us = self._deadline_us + _RESERVE_S * 1_000_000
+        cap_us = self._deadline_us + RESERVE_S * 1_000_000
         while not self._over.wait(0.5):
             now_us = self._clock.now_us()
             if now_us > self._deadline_us and not self.stopped_by:
@@ -137,3 +79,30 @@ class RentalWatch(threading.Thread):
             return key is not None and started_anew(self._provider.output(machine), nonce, key)
         except Exception:
             return False  # a provider that is away does not end a run
+
+
+@contextlib.contextmanager
+def watched(
+    home: Home, run_id: str, stop: Callable[[], None], *, clock: Clock | None = None
+) -> Iterator[Callable[[], bool]]:
+    """Watch a run's rented machine, and call `stop` before its cap; yield a function for whether it is gone."""
+    journal = Journal.of(home, run_id)
+    if not journal.exists or journal.load().up is None:
+        yield lambda: False
+        return
+    journal.update(keeper=ProcessName.of())
+    watch = RentalWatch(journal, provider_for(home, journal.load()), stop, clock)
+    try:
+        with watch:
+            yield watch.gone.is_set
+    finally:
+        if watch.stopped_by:
+            journal.update(stopped_by=watch.stopped_by)
+        up = journal.load().up
+        if watch.gone.is_set() and up is not None:
+            journal.note(up.tag, why="its provider does not run it any more")
+
+
+def provider_for(home: Home, rental: Rental) -> Provider:
+    """Return the provider of a rental; raises as `provider_of`."""
+    return provider_of(home, rental.provider, rental.cluster, python=rental.python)

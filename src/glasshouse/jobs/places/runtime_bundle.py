@@ -18,7 +18,7 @@ from typing import Annotated
 
 import glasshouse
 from glasshouse.errors import Code, FormatError, UsageError
-from glasshouse.jobs.owner.files import read_bounded, write_private
+from glasshouse.jobs.owner.home import read_bounded, write_private
 from glasshouse.jobs.owner.installation import DISTRIBUTION
 from glasshouse.providers.serve.unpack import MANIFEST, MAX_BYTES, is_bundle
 from glasshouse.wire.record import Record, table, text

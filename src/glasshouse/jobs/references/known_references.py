@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from glasshouse.attestation.measurements.measured import PARTS, Measured, References, digest_of_part
 from glasshouse.attestation.measurements.measurement import measure_runtime, measured_files
 from glasshouse.errors import Code, FormatError, PeerError, RefusedError, UsageError
-from glasshouse.jobs.owner.files import MAX_STATE_BYTES, is_there, private_folder, read_bounded, write_private
-from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.places.known_machines import LOCAL, place_of
+from glasshouse.jobs.owner.home import MAX_STATE_BYTES, Home, is_there, private_folder, read_bounded, write_private
 from glasshouse.providers.place.base import Place
 from glasshouse.providers.place.ssh import SshPlace
 from glasshouse.wire.canonical import decode, encode
@@ -44,12 +42,8 @@ class Difference:
     how: str  # `changed`, `missing` or `more`, as seen from the reference
 
 
-def measured_at(home: Home, machine: str = LOCAL) -> Files:
+def measured_at(place: Place) -> Files:
     """Return the files that this installation, or a machine by its own account, is measured by."""
-    return _files_at(place_of(home, machine))
-
-
-def _files_at(place: Place) -> Files:
     if not isinstance(place, SshPlace):
         return measured_files()
     files: dict[str, dict[str, bytes]] = {part: {} for part in PARTS}
@@ -177,7 +171,7 @@ def _check(home: Home, place: Place, references: References, names: Sequence[str
     part = references.unknown(measured)
     if part is None:
         return
-    there = _files_at(place)
+    there = measured_at(place)
     recorded = {name: reference(home, name) for name in names or (THIS,)}
     found = {
         name: [one for one in differences(there, files) if one.part == part]

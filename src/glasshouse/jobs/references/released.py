@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 from glasshouse.errors import Code, FormatError, UsageError, VerificationError
-from glasshouse.jobs.owner.files import MAX_STATE_BYTES, read_bounded
+from glasshouse.jobs.owner.home import MAX_STATE_BYTES, read_bounded
 from glasshouse.jobs.places.runtime_bundle import bundled_files
 from glasshouse.wire import dsse
 from glasshouse.wire.crypto import SigningKey

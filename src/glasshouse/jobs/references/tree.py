@@ -18,7 +18,7 @@ from threading import Lock
 from types import TracebackType
 
 from glasshouse.attestation.measurements.installation import Disk
-from glasshouse.jobs.owner.files import descend
+from glasshouse.jobs.owner.home import descend
 
 BROUGHT = "/\0brought"
 """Where added files are: no file system has such a name."""

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from glasshouse.errors import Code, PackageError, UsageError, VerificationError
 from glasshouse.evidence.receipt import Output, Receipt
-from glasshouse.jobs.owner.files import is_there, open_regular, private_folder, write_private
+from glasshouse.jobs.owner.home import is_there, open_regular, private_folder, write_private
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.verify.conclusion import Conclusion
 from glasshouse.package.outputs import OpenedOutput, open_output

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.evidence.bundle import Bundle
-from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
-from glasshouse.jobs.owner.files import read_bounded
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.results.collect import RunOutput, look_inside
 from glasshouse.jobs.supervise.control import look, require_ended
-from glasshouse.jobs.verify.documents import of_run, verify_bundle
-from glasshouse.jobs.verify.run_files import verify_log_in, verify_sealed_in
-from glasshouse.jobs.verify.verdict import Status, Verdict
+from glasshouse.jobs.verify.conclusion import read_receipt
+from glasshouse.jobs.verify.documents import verify_sealed_in
+from glasshouse.jobs.verify.run_files import verify_log_in
+from glasshouse.jobs.verify.verdict import Status, Verdict, verify_bundle
 from glasshouse.wire.dsse import Envelope
 
 
@@ -42,10 +41,10 @@ def exported_run(home: Home, run: str, identity: Identity) -> ExportedRun:
     found = look(RunFolder.find(home, run), home)
     require_ended(found)
     folder = found.folder
-    bundle = read_bounded(folder.receipt, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
-    verdict = of_run(verify_bundle(bundle, owner=identity.signing.public), folder.run_id)
-    verdict = verify_log_in(verdict, folder.out)
-    verdict = verify_sealed_in(verdict, folder.out, expected=True)
+    bundle = read_receipt(folder)
+    verdict = verify_bundle(bundle, owner=identity.signing.public, run_id=folder.run_id)
+    log, heads = verify_log_in(verdict.chain, folder.out)
+    verdict = verify_sealed_in(replace(verdict, log=log, heads=heads), folder.out, expected=True)
     if verdict.machines > 1:
         raise UsageError(Code.USAGE, f"this receipt is one of {verdict.machines} machines', and not the whole run")
     outputs = look_inside(folder, verdict.chain.receipt, sealing=identity.sealing)

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError
-from glasshouse.jobs.owner.files import is_there
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, is_there
 from glasshouse.jobs.owner.owner_identity import Identity, read_public
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.places.rented_machine import RentalListener, return_left
 from glasshouse.jobs.results import collect
-from glasshouse.jobs.supervise.control import RunLook, concluded, look, require_ended, take
-from glasshouse.jobs.supervise.rented_run import Listener, return_left
+from glasshouse.jobs.supervise.control import RunLook, concluded, end_supervisor, look, require_ended, settle
 from glasshouse.jobs.verify.conclusion import INVALID
-from glasshouse.jobs.verify.download import forget_stored, is_whole
+from glasshouse.jobs.verify.download import forget_stored, is_whole, take_stored
 from glasshouse.wire.crypto import SigningKey
 
 
@@ -47,7 +46,7 @@ def fetch_run(
     *,
     home: Home,
     unlock: Callable[[], Identity],
-    listener: Listener,
+    listener: RentalListener,
     replace: bool = False,
     hidden: bool = False,
     machine: int = 0,
@@ -104,7 +103,7 @@ def _is_lacking(found: RunLook, home: Home, *, asked: bool) -> bool:
     return not all(is_whole(one, owner) for one in found.folder.machines())
 
 
-def _take(listener: Listener, found: RunLook, home: Home, owner: SigningKey, *, asked: bool) -> bool:
+def _take(listener: RentalListener, found: RunLook, home: Home, owner: SigningKey, *, asked: bool) -> bool:
     """Take from the run's gate what is lacking; where `asked` is false, a gate's failure is a warning."""
     had_receipts = all(is_there(one.receipt) for one in found.folder.machines())
     try:
@@ -121,4 +120,18 @@ def _take(listener: Listener, found: RunLook, home: Home, owner: SigningKey, *, 
             hint="a gate stores what runs on other machines leave if it was started with --store, until it is fetched; "
             "without a receipt nothing is taken",
         )
+    return taken
+
+
+def take(folder: RunFolder, home: Home, owner: SigningKey) -> bool:
+    """Take from a run's gate what its folder lacks, record its end anew if a receipt came; return if anything did.
+
+    Raises:
+        GlasshouseError: as `download.take_stored`; nothing has changed then.
+        PlatformError: its supervisor, which waits for the machine, does not end.
+    """
+    had_receipts = all(is_there(one.receipt) for one in folder.machines())
+    taken = take_stored(home, folder, owner, verified=lambda: end_supervisor(folder.load()))
+    if taken and not (had_receipts and folder.load().phase is Phase.ENDED):
+        settle(folder, home)
     return taken

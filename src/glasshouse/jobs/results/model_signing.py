@@ -18,8 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.evidence.receipt import RECEIPT_TYPE, STATEMENT_TYPE
-from glasshouse.jobs.owner.files import is_there, read_bounded, write_private
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, is_there, read_bounded, write_private
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.results.collect import RunOutput
 from glasshouse.wire import dsse

@@ -11,20 +11,17 @@ import contextlib
 import hashlib
 import io
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from glasshouse.errors import Code, GlasshouseError, InternalError, PackageError, VerificationError
+from glasshouse.errors import Code, GlasshouseError, PackageError, VerificationError
 from glasshouse.evidence.events import Event, EventType
-from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
-from glasshouse.jobs.owner.files import is_there, open_regular, read_bounded
-from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.rundir import Phase, RunFolder
-from glasshouse.jobs.supervise.control import look
+from glasshouse.jobs.owner.home import is_there, open_regular
+from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.supervise.follow import Tail
-from glasshouse.jobs.verify.documents import of_run, verify_bundle
+from glasshouse.jobs.verify.conclusion import read_receipt
 from glasshouse.jobs.verify.run_files import segment_name, verify_log_in
-from glasshouse.jobs.verify.verdict import Status, Verdict
+from glasshouse.jobs.verify.verdict import Status, Verdict, verify_bundle
 from glasshouse.package.outputs import open_output
 from glasshouse.task.uncollected import Uncollected
 from glasshouse.wire.crypto import RecipientKey
@@ -67,9 +64,8 @@ def named_segments(folder: RunFolder, *, owner_signing: bytes) -> Named:
             events = [event for event in tail.read() if event.type is EventType.SEGMENT]
         return Named(events=events, vouched=False, why=why)
     # Outside of any `try`: a log that a receipt contradicts is refused.
-    log = verify_log_in(verdict, folder.out).log
-    if log is None:
-        raise InternalError(Code.INTERNAL, "a log that must be there was not looked at")
+    log, _heads = verify_log_in(verdict.chain, folder.out)
+    assert log is not None  # noqa: S101 - it must be there
     if verdict.status is Status.INCOMPLETE:
         why = "its receipt is incomplete: no broker vouches for the log"
     # What was verified is what is used: the file is not read a second time.
@@ -81,8 +77,7 @@ def _receipt(folder: RunFolder, owner_signing: bytes) -> tuple[Verdict | None, s
     if not is_there(folder.receipt):
         return None, "there is no receipt (yet)"
     try:
-        data = read_bounded(folder.receipt, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
-        return of_run(verify_bundle(data, owner=owner_signing), folder.run_id), ""
+        return verify_bundle(read_receipt(folder), owner=owner_signing, run_id=folder.run_id), ""
     except GlasshouseError as error:
         return None, f"its receipt does not hold: {error}"
 
@@ -122,14 +117,12 @@ def segments(folder: RunFolder, events: Sequence[Event], *, sealing: RecipientKe
         yield Segment(sequence=number, name=opened.name, data=plain.getvalue())
 
 
-def follow(
-    whole: RunFolder, folder: RunFolder, home: Home, *, sealing: RecipientKey
-) -> Iterator[tuple[Event, Segment]]:
-    """Yield a machine's segments, each with the event that names it, until its run has ended; raises as `segments`."""
+def follow(folder: RunFolder, over: Callable[[], bool], *, sealing: RecipientKey) -> Iterator[tuple[Event, Segment]]:
+    """Yield a machine's segments, each with the event that names it, until its run is over; raises as `segments`."""
     with contextlib.closing(Tail(folder.events)) as tail:
         while True:
             # Looked up before the log is read, so that all of a run that has ended is read.
-            ended = look(whole, home, deep=False).record.phase is Phase.ENDED
+            ended = over()
             for event in tail.read():
                 if event.type is EventType.SEGMENT:
                     (one,) = segments(folder, [event], sealing=sealing)

@@ -12,8 +12,7 @@ from glasshouse.attestation.claims import REQUIRED, CheckResult
 from glasshouse.errors import GlasshouseError
 from glasshouse.evidence.receipt import LIFECYCLE, Receipt
 from glasshouse.evidence.receipt import Work as Done
-from glasshouse.jobs.owner.files import is_there
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, is_there
 from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
 from glasshouse.jobs.places.rented_machine import statement_of
 from glasshouse.jobs.results.collect import RunOutput, look_inside

@@ -12,7 +12,7 @@ from typing import Any
 
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.evidence.events import MAX_EVENT_BYTES, Event, EventType
-from glasshouse.jobs.owner.files import open_regular
+from glasshouse.jobs.owner.home import open_regular
 from glasshouse.wire.states import Outcome, State
 
 _READ_BYTES = 1 << 16
@@ -147,3 +147,22 @@ class Seen:
         if rate is None or work is None or work.total is None:
             return None
         return max(0, work.total - work.done) / rate
+
+
+class Watcher:
+    """Follows a run that is supervised; each method may be overridden and does nothing here."""
+
+    def away(self, machine: int, problem: str) -> None:
+        """A machine cannot be followed at this moment, and why; or, where that is empty, can again."""
+
+    def event(self, event: Event, seen: Seen) -> None:
+        """Something happened."""
+
+    def tick(self, seen: Seen) -> None:
+        """Time has passed, several times a second; nothing need have happened."""
+
+    def stopping(self, times: int) -> None:
+        """The run was asked to stop, for the n-th time."""
+
+    def machine(self, machine: int, code: Code | None, *, completed: bool) -> None:
+        """A machine of the run's group has ended, and why if it did not complete."""

@@ -6,22 +6,25 @@ What comes after (`supervise`) needs none of them: a detached supervisor is a fr
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measurements.measured import References
 from glasshouse.attestation.policy import MAX_LEASE_S, MAX_RELEASES, DeploymentPolicy
 from glasshouse.broker.client.owner_client import OwnerClient
-from glasshouse.errors import Code, UsageError
+from glasshouse.broker.http_api import LaunchRequest
+from glasshouse.errors import Code, FormatError, PeerError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.jobs.define.jobfile import Deployment, check_reachable
-from glasshouse.jobs.define.package_records import GivenTo, PackageRecord
-from glasshouse.jobs.define.seal_job import public_part
-from glasshouse.jobs.gates.known_gates import audit_gate
-from glasshouse.jobs.gates.mint import mint
-from glasshouse.jobs.gates.run_broker import Broker, relay_of
+from glasshouse.handshake.launch import LaunchFile, parse_token_at_issue
+from glasshouse.jobs.define.jobfile import Ranks, check_reachable
+from glasshouse.jobs.define.package_records import GivenTo, PackageRecord, public_part
+from glasshouse.jobs.define.wanted import Deployment
+from glasshouse.jobs.gates.embedded import Embedded, Serving
+from glasshouse.jobs.gates.known_gates import GateBroker, audit_gate, relay_of
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.owner_identity import Identity
@@ -36,46 +39,14 @@ from glasshouse.package.read import Package
 from glasshouse.providers.place.base import Place
 from glasshouse.providers.place.local import LocalPlace
 from glasshouse.providers.protocol.order import RelayOrder
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS, Group
-from glasshouse.wire.policy import GROUP_EGRESS, Floor
+from glasshouse.wire.group import Group
 
 # Clocks differ; a delegation that begins now would begin too late for a runtime whose clock is behind.
 _SKEW_US = 120_000_000
 _DELEGATION_TRIES = 5
 _MARGIN_S = 2 * 3600
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ranks:
-    """In how many processes a script runs; raises `UsageError` for a number that no group can have."""
-
-    each: int  # on each machine
-    machines: int = 1
-
-    def __post_init__(self) -> None:
-        for name, number, most in (("ranks", self.each, MAX_RANKS), ("machines", self.machines, MAX_MACHINES)):
-            if not 1 <= number <= most:
-                raise UsageError(Code.USAGE, f"--{name} must be from 1 to {most}, not {number}")
-
-    def check(self, workload: str, floor: Floor) -> None:
-        """Refuse what cannot run so: a workload of one process, or machines that may not talk to each other.
-
-        Raises:
-            UsageError: `job-invalid` or `policy-impossible`.
-        """
-        if self.machines > 1 and GROUP_EGRESS not in floor.egress:
-            raise UsageError(
-                Code.POLICY_IMPOSSIBLE,
-                f"on {self.machines} machines the ranks talk over the network, which policy.egress does not allow",
-                hint=f'egress = ["{GROUP_EGRESS}"] allows sealed connections between the run\'s own machines alone',
-            )
-        if workload != "script":
-            raise UsageError(
-                Code.JOB_INVALID,
-                f"the workload {workload!r} runs in one process",
-                hint='--ranks and --machines are for workload = "script"',
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +69,7 @@ def prepare(
     home: Home,
     identity: Identity,
     folder: RunFolder,
-    broker: Broker,
+    broker: Embedded | GateBroker,
     places: Sequence[Place] = (),
     gate: str | None = None,
     ranks: Ranks | None = None,
@@ -288,3 +259,68 @@ def _policy(manifest: Manifest, deployment: Deployment, references: References, 
 
 def _now_us() -> int:
     return time.time_ns() // 1000
+
+
+TOKEN_LIFETIME_S = 900
+
+
+def mint(
+    serving: Serving | GateBroker,
+    manifest: Manifest,
+    deployment: str,
+    policy: DeploymentPolicy,
+    run_id: str,
+    delegation: Envelope,
+    group: Group | None,
+    *,
+    broker_url: str,
+    place: str,
+) -> bytes:
+    """Mint container and launch key, and return the launch file; raises `PeerError` for a token of anything else."""
+    kind = place if place == LocalPlace.name else "ssh"
+    launch_key, container = SigningKey.generate(), f"{kind}-{secrets.token_hex(8)}"
+    request = LaunchRequest(
+        deployment=deployment,
+        run_id=run_id,
+        container_id=container,
+        container_source=ContainerSource.MINTED,
+        launch_public=launch_key.public,
+        lifetime_s=TOKEN_LIFETIME_S,
+        group=group,
+    )
+    token = serving.client().add_launch(request)
+    # The gate judges a runtime by its token: a looser policy of the same owner and package, moved to this
+    # deployment by who can edit the gate's database, shows here.
+    try:
+        issued = parse_token_at_issue(token, broker_public=serving.public)
+    except FormatError as error:
+        raise PeerError(Code.BROKER_PROTOCOL, f"the broker's launch token does not hold: {error.message}") from None
+    asked = {
+        "deployment": deployment,
+        "run_id": run_id,
+        "package_id": manifest.package_id,
+        "manifest_sha256": manifest.sha256,
+        "floor_sha256": manifest.floor.sha256,
+        "policy_sha256": policy.sha256,
+        "container_id": container,
+        "container_source": ContainerSource.MINTED,
+        "launch_public": launch_key.public,
+        "group": group,
+    }
+    if other := [name for name, value in asked.items() if getattr(issued, name) != value]:
+        raise PeerError(
+            Code.BROKER_PROTOCOL,
+            f"the broker's launch token is for another {', '.join(other)} than was asked for; nothing was started",
+            hint="ask who runs the broker whether its database was edited",
+        )
+    return LaunchFile(
+        token=token,
+        launch_seed=launch_key.seed(),
+        broker_public=serving.public,
+        broker_url=broker_url,
+        delegation=delegation,
+        run_id=run_id,
+        container_id=container,
+        container_source=ContainerSource.MINTED,
+        profile=manifest.floor.profile,
+    ).encode()

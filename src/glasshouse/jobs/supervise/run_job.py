@@ -8,28 +8,145 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.define.job_content import script_warnings
-from glasshouse.jobs.define.seal_job import seal
+from glasshouse.jobs.define.seal_job import Sealed, seal
+from glasshouse.jobs.define.wanted import Wanted
 from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.gates.run_broker import Broker, GateBroker
+from glasshouse.jobs.gates.known_gates import GateBroker
+from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.processes import Interrupts, handled, interrupt, stoppable
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.places import rented_machine
-from glasshouse.jobs.places.known_machines import place_of
-from glasshouse.jobs.places.rental_watch import cap_reached
-from glasshouse.jobs.supervise import runner
-from glasshouse.jobs.supervise.prepare import prepare
-from glasshouse.jobs.supervise.rented_run import Listener, Renting
+from glasshouse.jobs.places.accounts import offers_of, provider_of
+from glasshouse.jobs.places.known_machines import log_in, place_of
+from glasshouse.jobs.places.rent import cap_reached, unless_closed
+from glasshouse.jobs.places.rental_watch import watched
+from glasshouse.jobs.places.rented_machine import RentalListener
+from glasshouse.jobs.supervise.control import detach
+from glasshouse.jobs.supervise.follow import Watcher
+from glasshouse.jobs.supervise.prepare import Prepared, prepare
 from glasshouse.jobs.supervise.run_request import RunRequest
-from glasshouse.jobs.supervise.supervision import Ended, Interrupts
+from glasshouse.jobs.supervise.supervision import Broker, Ended, run_here, settled
 from glasshouse.providers.place.base import Place
+from glasshouse.providers.rental.known import PROVIDERS
+from glasshouse.providers.rental.provider import Offer, Provider
+from glasshouse.wire.policy import Profile
+
+SLURM = "slurm"
+
+
+class Listener(Watcher, RentalListener):
+    """Follows a run from its job file on; each method may be overridden and does nothing here.
+
+    A method may raise `OSError` when what it writes to has gone; see `has_lost`.
+    """
+
+    def agree(self, renting: Renting, package: Path) -> None:
+        """Agree to a machine's price and to the package leaving this machine, or raise `UsageError`."""
+        raise UsageError(Code.USAGE, "nothing is rented without a yes", hint="--yes agrees to it, for scripts")
+
+    def sealed(self, sealed: Sealed) -> None:
+        """The job was sealed."""
+
+    def sending(self, sent: int, size: int) -> None:
+        """So many bytes of the package, of so many, are at a machine."""
+
+    def prepared(self, prepared: Prepared, seconds: float, cost: Callable[[], str] | None) -> None:
+        """The broker has package and policy. `cost` returns what a rented machine has cost until now."""
+
+    def showing(self) -> contextlib.AbstractContextManager[object]:
+        """Return the block within which steps come quickly."""
+        return contextlib.nullcontext()
+
+    def has_lost(self, error: OSError) -> bool:
+        """Return whether an error means that what this writes to has gone, and no more than that."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Renting:
+    """A run on a machine that is to be rented."""
+
+    request: RunRequest
+    profile: Profile  # how much hardening the job's policy demands
+    machine: Wanted  # the job's table `machine`
+    provider: Provider  # from whom
+    offers: list[Offer]  # what it may be, the cheapest first
+
+    @classmethod
+    def of(cls, request: RunRequest, home: Home) -> Renting | None:
+        """Return what could be rented for a run; None where it is not on a rented machine.
+
+        Raises:
+            UsageError: what is asked for cannot be rented for.
+            PlatformError, PeerError: nothing that fits is offered, or the provider does not answer.
+        """
+        if not set(request.on) & set(PROVIDERS):
+            return None
+        if request.job is None or request.job.machine is None:
+            raise UsageError(
+                Code.USAGE,
+                "a sealed package does not say what a machine may cost",
+                hint="run the job file, whose [machine] does",
+            )
+        machine, nodes = request.job.machine, 1 if request.ranks is None else request.ranks.machines
+        if len(request.on) > 1 or (nodes > 1 and request.on != (SLURM,)):
+            raise UsageError(
+                Code.USAGE,
+                "machines that are rented one by one do not reach each other",
+                hint="take one with more GPUs: gpus in [machine], and --ranks",
+            )
+        if request.detach and (request.gate is None or not GateBroker(home, request.gate).stores()):
+            raise UsageError(
+                Code.USAGE,
+                "a rented machine is given back when its run has ended, and what the run made would go with it",
+                hint="name a gate that stores (glasshouse broker serve --store): --gate NAME; or leave --detach out",
+            )
+        if threading.current_thread() is not threading.main_thread():
+            raise UsageError(Code.USAGE, "only the main thread rents: it takes the signals that end a rental in order")
+        machine = replace(machine, cluster=replace(machine.cluster, nodes=nodes))
+        provider = provider_of(home, request.on[0], machine.cluster, python=machine.python)
+        return cls(
+            request=request,
+            profile=request.job.floor.profile,
+            machine=machine,
+            provider=provider,
+            offers=offers_of(provider, machine),
+        )
+
+    @contextlib.contextmanager
+    def rented(self, listener: Listener, home: Home, run: RunFolder, package: Path) -> Iterator[list[Place]]:
+        """Have it agreed to, and rent while the block lasts, or another process keeps it; yield the places there.
+
+        Raises:
+            UsageError: it was not agreed to.
+            PeerError: `rental-left`: the machine is not shown to be gone.
+            GlasshouseError: as `rented_machine.take` and `log_in`.
+        """
+        listener.agree(self, package)
+        begun_s = time.monotonic()
+        say = unless_closed(lambda text: listener.step(f"{text} ({format_s(time.monotonic() - begun_s)})"))
+        journal = rented_machine.begin(home, run, self.provider.name, self.machine)
+        # The supervisor of a detached run claims it for itself; until then this process is named as its keeper.
+        claim = contextlib.nullcontext() if self.request.detach else journal.claimed()
+        with claim, rented_machine.given_back(listener, home, run, say):
+            with stoppable():
+                rented_machine.take(
+                    home, journal, self.provider, self.offers, self.machine, accept=self.request.accept, say=say
+                )
+                say("logging in")
+                places = log_in(home, journal, profile=self.profile, interrupt=interrupt)
+            yield places
 
 
 def run_job(request: RunRequest, *, home: Home, identity: Identity, listener: Listener) -> Ended | RunFolder:
@@ -38,7 +155,7 @@ def run_job(request: RunRequest, *, home: Home, identity: Identity, listener: Li
     SIGINT, SIGTERM and SIGHUP stop it, where this is the main thread.
 
     Raises:
-        GlasshouseError: as `seal_job.seal`, `prepare`, `Renting` and `runner.run_here`; `interrupted` before a runtime
+        GlasshouseError: as `seal_job.seal`, `prepare`, `Renting` and `run_here`; `interrupted` before a runtime
             was placed.
     """
     rents = Renting.of(request, home)
@@ -51,16 +168,16 @@ def run_job(request: RunRequest, *, home: Home, identity: Identity, listener: Li
     interrupts = Interrupts()
     with contextlib.ExitStack() as until_ended:
         until_ended.enter_context(_removed_if_unused(folder))
-        until_ended.enter_context(runner.settled(folder, broker))
+        until_ended.enter_context(settled(folder, broker))
         if rents is not None:  # a signal between two of the blocks below ends no command that has a machine
-            until_ended.enter_context(runner.handled(interrupts))
+            until_ended.enter_context(handled(interrupts))
         try:
-            with runner.stoppable():
+            with stoppable():
                 package = _sealed(request, home, identity, folder, listener)
                 if rents is not None:
                     where = until_ended.enter_context(rents.rented(listener, home, folder, package))
                 # Its caps hold while the package is sent, too.
-                with rented_machine.watched(home, folder.run_id, runner.interrupt):
+                with watched(home, folder.run_id, interrupt):
                     started = time.monotonic()
                     with listener.showing():
                         prepared = prepare(
@@ -86,7 +203,7 @@ def run_job(request: RunRequest, *, home: Home, identity: Identity, listener: Li
                 Code.INTERRUPTED, "interrupted before a runtime was placed: the key was not released"
             ) from None
         if request.detach:
-            supervisor = runner.detach(
+            supervisor = detach(
                 folder,
                 prepared.launch,
                 home=home,
@@ -97,13 +214,14 @@ def run_job(request: RunRequest, *, home: Home, identity: Identity, listener: Li
                 supervisor.send(signal.SIGTERM)
             return folder
         with listener.showing():
-            return runner.run_here(
+            return run_here(
                 folder,
                 prepared.launch,
                 home=home,
                 broker=broker,
                 watcher=listener,
                 others=prepared.others,
+                place=partial(place_of, home),
                 places=where,
                 interrupts=interrupts,
             )

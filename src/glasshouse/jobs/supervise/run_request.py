@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from glasshouse.jobs.define.jobfile import Job, load
+from glasshouse.jobs.define.jobfile import Job, Ranks, load
 from glasshouse.jobs.gates.known_gates import gate_name
 from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.supervise.prepare import Ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

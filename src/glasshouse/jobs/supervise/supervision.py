@@ -8,25 +8,29 @@ private key of the owner's.
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationError
-from glasshouse.evidence.events import Event
-from glasshouse.jobs.gates.run_broker import Broker, relay_of
+from glasshouse.jobs.gates.embedded import Embedded
+from glasshouse.jobs.gates.known_gates import GateBroker, relay_of
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import read_public
-from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
+from glasshouse.jobs.owner.processes import Interrupts, handled
+from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
 from glasshouse.jobs.places.placing import STOP_PATIENCE_S, LeftError, Placing
-from glasshouse.jobs.supervise.follow import Seen, Tail
-from glasshouse.jobs.verify.conclusion import NO_RECEIPT, Conclusion, conclude
-from glasshouse.jobs.verify.whole_group import together
+from glasshouse.jobs.places.rental_journal import Journal
+from glasshouse.jobs.places.rental_watch import watched
+from glasshouse.jobs.supervise.follow import Seen, Tail, Watcher
+from glasshouse.jobs.verify.conclusion import Conclusion, conclude, record_end, together
 from glasshouse.providers.place.base import Place, Placed
 from glasshouse.wire.group import Group
-from glasshouse.wire.states import State
+from glasshouse.wire.states import Outcome, State
 
+Broker: TypeAlias = Embedded | GateBroker
+"""What a run needs of its broker: whether it serves, that it does, and giving it back."""
 _QUICK_S, _SLOW_S = 0.05, 0.5
 _BROKER_CHECK_S = 2.0
 # Between the record of a run and its start lies the sending of its package.
@@ -35,36 +39,6 @@ _SENDING_S = 24 * 3600
 _LEAVES = 3
 # For the other machines of a group to hear, by the gate or by their ranks, of one that has ended, and to say so.
 _GROUP_PATIENCE_S = 5.0
-
-
-class Watcher:
-    """Follows a run that is supervised; each method may be overridden and does nothing here."""
-
-    def away(self, machine: int, problem: str) -> None:
-        """A machine cannot be followed at this moment, and why; or, where that is empty, can again."""
-
-    def event(self, event: Event, seen: Seen) -> None:
-        """Something happened."""
-
-    def tick(self, seen: Seen) -> None:
-        """Time has passed, several times a second; nothing need have happened."""
-
-    def stopping(self, times: int) -> None:
-        """The run was asked to stop, for the n-th time."""
-
-    def machine(self, machine: int, code: Code | None, *, completed: bool) -> None:
-        """A machine of the run's group has ended, and why if it did not complete."""
-
-
-class Interrupts:
-    """Counts how often the run was asked to stop, and how often of these by a person's Ctrl-C; called by a handler."""
-
-    def __init__(self) -> None:
-        self.count = self.by_key = 0
-
-    def __call__(self, number: int = signal.SIGTERM, *_frame: object) -> None:
-        self.count += 1
-        self.by_key += number == signal.SIGINT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,8 +101,8 @@ def supervise(
         conclusion = ends[0] if len(ends) == 1 else together(ends, first=first)
         # Before anything is removed there: a supervisor that is killed in between leaves the record of an end.
         for machine, end in zip(machines[1:], ends[1:], strict=True):
-            record_end(machine.folder, end, machine.seen)
-        record = record_end(folder, conclusion, machines[0].seen)
+            record_end(machine.folder, end, machine.seen.progress)
+        record = record_end(folder, conclusion, machines[0].seen.progress)
     return Ended(folder=folder, record=record, seen=machines[0].seen, conclusion=conclusion)
 
 
@@ -183,19 +157,6 @@ class _FollowedMachine:
                 getattr(self.watcher, what.__name__)(*about, **more)
             except OSError:
                 self.watcher = None
-
-
-def record_end(folder: RunFolder, conclusion: Conclusion, seen: Seen, *, lost: Code | None = None) -> RunRecord:
-    """Record how a run, or a machine of one, ended; `lost` is the code where it left no receipt."""
-    code = lost if conclusion.code is None and conclusion.verdict == NO_RECEIPT else conclusion.code
-    return folder.end(
-        outcome=conclusion.outcome.value,
-        code=None if code is None else code.value,
-        verdict=conclusion.verdict,
-        exit_code=int(conclusion.exit_code),
-        progress=seen.progress,
-        blamed=conclusion.blamed,
-    )
 
 
 class _Supervision:
@@ -285,3 +246,83 @@ def _refuse_group(broker: Broker, group: Group, code: Code | None) -> None:
     if serving is not None and code is not Code.RANK_REFUSED:
         with contextlib.suppress(GlasshouseError):
             serving.client().refuse_group(group.id, machine=group.machine, code=code or Code.RANK_LOST)
+
+
+@contextlib.contextmanager
+def settled(folder: RunFolder, broker: Broker) -> Iterator[None]:
+    """Record a run that fails in this block as ended, and give its broker back.
+
+    One that a person left (`LeftError`) goes on.
+    """
+    try:
+        yield
+    except LeftError:
+        raise
+    except BaseException as error:
+        with contextlib.suppress(GlasshouseError, OSError):
+            if folder.load().phase is not Phase.ENDED:
+                code = error.code if isinstance(error, GlasshouseError) else None
+                if isinstance(error, KeyboardInterrupt):
+                    code = Code.INTERRUPTED
+                outcome = Outcome.INTERRUPTED if code is Code.INTERRUPTED else Outcome.FAILED
+                for one in folder.machines():
+                    one.end(outcome=outcome.value, code=None if code is None else code.value)
+        with contextlib.suppress(GlasshouseError, OSError):
+            broker.give_back()
+        raise
+
+
+def run_here(
+    folder: RunFolder,
+    launch: bytes | None,
+    *,
+    home: Home,
+    place: Callable[[str], Place],
+    broker: Broker,
+    watcher: Watcher,
+    interrupts: Interrupts,
+    others: Sequence[tuple[RunFolder, bytes | None]] = (),
+    places: Sequence[Place] = (),
+) -> Ended:
+    """Supervise a run in this process until it has ended; SIGINT, SIGTERM and SIGHUP stop it.
+
+    Args:
+        places: of its machines, as far as the caller has them: a connection that is kept is used again.
+        place: makes those that it does not have.
+        interrupts: what the caller counts signals by already; those that came before stop the run too.
+
+    Raises:
+        PlatformError: it could not be placed.
+        GlasshouseError: as `supervise`.
+    """
+    known = {one.name: one for one in places}
+
+    def known_or_made(name: str) -> Place:
+        if name not in known:
+            known[name] = place(name)
+        return known[name]
+
+    # A run that goes on elsewhere is not ended by a failure to follow it.
+    whole = settled(folder, broker) if launch is not None else contextlib.nullcontext()
+    with whole, handled(interrupts), watched(home, folder.run_id, interrupts) as gone:
+        try:
+            ended = supervise(
+                folder,
+                launch,
+                home=home,
+                place=known_or_made,
+                broker=broker,
+                watcher=watcher,
+                interrupts=interrupts,
+                others=others,
+                gone=gone,
+            )
+        except LeftError as left:
+            if Journal.of(home, folder.run_id).exists:
+                raise left.rented() from None
+            raise
+        finally:
+            for one in known.values():
+                one.close()
+        broker.give_back()
+        return ended

@@ -11,22 +11,24 @@ import fcntl
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from glasshouse.errors import Code, ExitCode, GlasshouseError
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.handshake.launch import MAX_LAUNCH_BYTES
-from glasshouse.jobs.gates.run_broker import broker_of
+from glasshouse.jobs.gates.embedded import Embedded
+from glasshouse.jobs.gates.known_gates import GateBroker
 from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.processes import Interrupts, ProcessName, giving_back, handled
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.jobs.places.accounts import take_keys
+from glasshouse.jobs.places.known_machines import place_of
 from glasshouse.jobs.places.placing import LeftError
 from glasshouse.jobs.places.rental_journal import Journal
 from glasshouse.jobs.places.rented_machine import return_machine
-from glasshouse.jobs.supervise.follow import Seen
-from glasshouse.jobs.supervise.runner import giving_back, handled, run_here
-from glasshouse.jobs.supervise.supervision import Interrupts, Watcher
+from glasshouse.jobs.supervise.follow import Seen, Watcher
+from glasshouse.jobs.supervise.supervision import Broker, run_here
 from glasshouse.wire.group import MAX_MACHINES
 
 
@@ -82,7 +84,14 @@ def _main(arguments: list[str], interrupts: Interrupts) -> int:
         broker = broker_of(home, folder)
         try:
             ended = run_here(
-                folder, launches[0], home=home, broker=broker, watcher=log, others=others, interrupts=interrupts
+                folder,
+                launches[0],
+                home=home,
+                place=partial(place_of, home),
+                broker=broker,
+                watcher=log,
+                interrupts=interrupts,
+                others=others,
             )
         except LeftError:
             raise
@@ -103,6 +112,12 @@ def _main(arguments: list[str], interrupts: Interrupts) -> int:
         held.close()
     log.line(f"{ended.conclusion.outcome.value}, receipt {ended.conclusion.verdict}")
     return ended.conclusion.exit_code
+
+
+def broker_of(home: Home, folder: RunFolder) -> Broker:
+    """Return the broker of a run that was prepared; raises `UsageError`."""
+    gate = folder.load().gate
+    return Embedded(home) if gate is None else GateBroker(home, gate)
 
 
 def _return(home: Home, folder: RunFolder, log: _Log) -> None:

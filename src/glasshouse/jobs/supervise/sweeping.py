@@ -6,19 +6,22 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from glasshouse.errors import GlasshouseError
+from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.durations import Clock, SystemClock
+from glasshouse.jobs.owner.home import Home, is_there
 from glasshouse.jobs.owner.processes import ProcessName
-from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.owner.rundir import GIVEN_UP, Phase, RunFolder, RunRecord
 from glasshouse.jobs.places.accounts import provider_of, providers_with_keys
 from glasshouse.jobs.places.known_machines import place_of
 from glasshouse.jobs.places.placing import see_out
 from glasshouse.jobs.places.rent import give_back_all, unless_closed
 from glasshouse.jobs.places.rental_journal import Journal, Rental, Step, rentals
-from glasshouse.jobs.places.rental_watch import Clock, SystemClock
 from glasshouse.jobs.places.rented_machine import return_machine, tag_prefix
 from glasshouse.jobs.supervise.control import give_up
+from glasshouse.providers.place.base import Placed
+from glasshouse.providers.place.placed import digest_of
+from glasshouse.providers.place.ssh import SshPlace
 from glasshouse.providers.rental.provider import Rented
 
 
@@ -185,3 +188,61 @@ def _stop(home: Home, folder: RunFolder) -> None:
 
 def _words(error: GlasshouseError | OSError) -> str:
     return error.message if isinstance(error, GlasshouseError) else f"{error.strerror or type(error).__name__}"
+
+
+def sweep_machine(home: Home, name: str) -> tuple[int, dict[str, str]]:
+    """Remove from a machine what is left there of this home's runs that have ended.
+
+    A run that was given up is interrupted and fetched first; any other that still runs there is stopped, unread.
+
+    Returns:
+        How many runs were removed, and for each other run there, by its id, why it is left.
+
+    Raises:
+        UsageError: no such machine.
+        PeerError, PlatformError: it cannot be reached.
+    """
+    place = place_of(home, name)
+    if not isinstance(place, SshPlace):
+        raise UsageError(Code.USAGE, f"{name} is this machine: glasshouse prune removes what is here of ended runs")
+    with contextlib.closing(place):
+        there = place.runs()
+        left = dict.fromkeys(there, "is no run of yours")
+        for folder in RunFolder.everywhere(home):
+            for one in folder.machines():
+                record = one.load()
+                run = record.run_id
+                # A run whose command was killed before it was placed has a package there at most.
+                over = record.phase is Phase.ENDED or (record.phase is Phase.PREPARING and not record.alive)
+                if record.place == name and over:
+                    with contextlib.closing(place.run(one.path, max_bytes=record.max_output_bytes)) as placed:
+                        why = _cleared(home, one, record, placed, there.get(run))
+                else:
+                    why = "goes on" if record.place == name else f"was placed by another name: {record.place}"
+                if why is None:
+                    left.pop(run, None)
+                elif run in left:
+                    left[run] = why
+    Embedded(home).give_back()
+    return len(there) - len(left), dict(sorted(left.items()))
+
+
+def _cleared(home: Home, folder: RunFolder, record: RunRecord, placed: Placed, goes_on: bool | None) -> str | None:
+    """Remove what a machine has of a run that is over here, if only a package; return None, or why it is left."""
+    # To any other run nothing is added here: what is there is the machine's claim alone.
+    if goes_on is not None and record.code == GIVEN_UP.value and not is_there(folder.receipt):
+        if goes_on:
+            Embedded(home).ensure()  # signs for its end
+            placed.interrupt()
+        if not see_out(placed):  # what is removed there has to be here first; the next sweep fetches the rest
+            return "is not here whole yet" + (f": {placed.problem}" if placed.problem else "")
+    elif goes_on:
+        placed.connect()
+        placed.stop()
+    try:
+        placed.remove(record.sent or (digest_of(record.package) if record.package.exists() else None))
+    except UsageError:
+        if not goes_on:
+            raise
+        return "is stopping, and still wipes itself"  # the next sweep removes it
+    return None

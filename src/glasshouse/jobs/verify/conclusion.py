@@ -1,23 +1,43 @@
-"""The end of a run on the owner's side: whether there is a receipt, whether it holds, and what it records."""
+"""The end of a run on the owner's side: whether there is a receipt, whether it holds, and what it records.
+
+Laws: a group has completed when all of its machines have; of one that has not, the machine to blame is one that was
+not refused or ended for another's sake; receipts that are not one group's are refused.
+"""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from glasshouse.errors import Code, ExitCode, GlasshouseError
-from glasshouse.evidence.receipt import Receipt
-from glasshouse.jobs.owner.files import is_there
+from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError, VerificationError
+from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES, Receipt
+from glasshouse.jobs.owner.home import is_there, open_regular
 from glasshouse.jobs.owner.rundir import GIVEN_UP, RunFolder, RunRecord
-from glasshouse.jobs.verify.documents import of_run, verify_file
-from glasshouse.jobs.verify.leftover import survivors
-from glasshouse.jobs.verify.verdict import EXITS, Status, Verdict
+from glasshouse.jobs.verify.receipt_chain import Chain
+from glasshouse.jobs.verify.run_files import verify_log_in, why_unreadable
+from glasshouse.jobs.verify.verdict import EXITS, Status, Verdict, verify_bundle
 from glasshouse.providers.place.local import LocalPlace
+from glasshouse.runtime.confine.mounts import processes_are_visible
+from glasshouse.runtime.kernel import REAL
+from glasshouse.runtime.watchdog.session_record import NAME as SESSION_NAME
+from glasshouse.runtime.watchdog.session_record import SessionRecord
 from glasshouse.runtime.worker import named_directory
+from glasshouse.wire.group import Group
 from glasshouse.wire.states import Outcome
 
 NO_RECEIPT = "no-receipt"
 _NEVER_PLACED = "no runtime was placed, and no key was released"
 INVALID = "invalid"
+_WORST_FIRST = (INVALID, NO_RECEIPT, Status.INCOMPLETE.value, Status.NOT_COMPLETED.value, Status.GOOD.value)
+# The kernel takes a moment to end a process that was killed, with gigabytes of memory.
+_PATIENCE_S = 3.0
+_LOOK_S = 0.05
+_PROC = Path("/proc")
+_MAX_RECORD_BYTES = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,12 +64,34 @@ class Conclusion:
         return EXITS[self.outcome]
 
 
+def read_receipt(folder: RunFolder) -> bytes:
+    """Return the receipt in a run's folder; raises `UsageError` (`file-missing`), also for a link in its place."""
+    try:
+        with open_regular(folder.receipt) as stream:
+            return stream.read(MAX_BUNDLE_BYTES + 1)
+    except OSError as error:
+        why = why_unreadable(folder.receipt, error)
+        raise UsageError(Code.FILE_MISSING, f"cannot read {folder.receipt}: {why}") from None
+
+
+def verify_run(folder: RunFolder, *, owner: bytes, now_us: int | None = None) -> Verdict:
+    """Verify the receipt of a run's own folder, where log and heads must be.
+
+    Raises:
+        UsageError: as `read_receipt`.
+        FormatError, VerificationError: as `verify_bundle` and `verify_log_in`.
+    """
+    verdict = verify_bundle(read_receipt(folder), owner=owner, now_us=now_us, run_id=folder.run_id)
+    log, heads = verify_log_in(verdict.chain, folder.out)
+    return replace(verdict, log=log, heads=heads)
+
+
 def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None) -> Conclusion:
     """Verify what a run left; `agent_exit` is negative for a signal, and None when the end was not seen."""
     if not is_there(folder.receipt):
         return _without_receipt(folder, agent_exit)
     try:
-        verdict = of_run(verify_file(folder.receipt, owner=owner_signing, whole=True), folder.run_id)
+        verdict = verify_run(folder, owner=owner_signing)
     except GlasshouseError as error:
         return Conclusion(outcome=Outcome.LOST, code=error.code, verdict=INVALID, problem=error.message)
     receipt = verdict.chain.receipt
@@ -122,3 +164,162 @@ def _not_wiped(folder: RunFolder, what: str) -> str:
     if not left:
         return text
     return f"{text}; these folders may hold cleartext, look at them and remove them: {', '.join(left)}"
+
+
+def check_group(chains: Sequence[Chain]) -> Group:
+    """Check that verified receipts are one group's: all of its machines, each once; return it as machine 0 has it.
+
+    The group stands in each launch token, which the broker signed, and the evidence and the receipt of a machine
+    are bound to its token.
+
+    Raises:
+        VerificationError: `group-mismatch`; `incomplete` when nothing contradicts it and a machine is missing.
+    """
+    groups = [chain.token.group for chain in chains]
+    found = [group for group in groups if group is not None]
+    if not found or len(found) != len(groups):
+        raise VerificationError(Code.GROUP_MISMATCH, "a receipt of a run that belongs to no group")
+    for what, values in (
+        ("group", {group.id for group in found}),
+        ("number of machines or ranks", {(group.machines, group.ranks) for group in found}),
+        ("deployment", {chain.token.deployment for chain in chains}),
+        ("package", {chain.token.manifest_sha256 for chain in chains}),
+        ("policy", {chain.token.policy_sha256 for chain in chains}),
+        ("broker", {chain.delegation.broker_public for chain in chains}),
+    ):
+        if len(values) != 1:
+            raise VerificationError(Code.GROUP_MISMATCH, f"receipts of more than one {what}")
+    here = [group.machine for group in found]
+    if len(set(here)) != len(here):
+        raise VerificationError(Code.GROUP_MISMATCH, "two receipts of one machine")
+    missing = sorted(set(range(found[0].machines)) - set(here))
+    if missing:
+        named = ", ".join(map(str, missing))
+        raise VerificationError(Code.CHAIN_INCOMPLETE, f"no receipt of machine {named} of the group's {len(groups)}")
+    return found[here.index(0)]
+
+
+def conclude_run(folder: RunFolder, record: RunRecord | None, *, owner_signing: bytes) -> Conclusion:
+    """Conclude a run on any number of machines from what they left; `record` is None where its end was not seen."""
+
+    def of(one: RunFolder) -> Conclusion:
+        if record is None:
+            return conclude(one, owner_signing=owner_signing, agent_exit=None)
+        return conclude_again(one, one.load(), owner_signing=owner_signing)
+
+    ends = [of(one) for one in folder.machines()]
+    if len(ends) == 1 and (ends[0].verified is None or ends[0].verified.machines == 1):
+        return ends[0]
+    blamed = None if record is None else record.blamed
+    return together(ends, first=() if blamed is None else (blamed,))
+
+
+def together(ends: Sequence[Conclusion], *, first: Sequence[int] = ()) -> Conclusion:
+    """Return how a group ended, with machine 0's receipt; `first` has machines in the order in which they ended."""
+    blamed = _blamed(ends, first)
+    problems = {number: end.problem for number, end in enumerate(ends) if end.problem}
+    # What still runs on one of them, or stayed there, is to be read, whichever of them is to blame.
+    problem = next(iter(problems.values()), "")
+    if len(problems) > 1:
+        problem = "; ".join(f"machine {number}: {text}" for number, text in problems.items())
+    verdict = min((end.verdict for end in ends), key=_WORST_FIRST.index)
+    outcome, code = Outcome.COMPLETED, None
+    if blamed is not None:
+        outcome, code = ends[blamed].outcome, ends[blamed].code
+    chains = [end.verified.chain for end in ends if end.verified is not None]
+    try:
+        if chains and len(chains) == len(ends):
+            check_group(chains)
+    except VerificationError as error:
+        code, problem = error.code, error.message
+        if error.code is Code.CHAIN_INCOMPLETE:
+            verdict = Status.INCOMPLETE.value
+        else:
+            verdict, outcome = INVALID, Outcome.LOST
+    return replace(
+        # What one machine made, it made together with the others: of a group that does not hold, nothing is believed.
+        ends[0] if verdict != INVALID else replace(ends[0], receipt=None, verified=None),
+        outcome=outcome,
+        code=code,
+        verdict=verdict,
+        problem=problem,
+        machines=tuple(ends),
+        blamed=blamed,
+    )
+
+
+def _blamed(ends: Sequence[Conclusion], first: Sequence[int]) -> int | None:
+    order = [*first, *(machine for machine in range(len(ends)) if machine not in first)]
+    broken = [machine for machine in order if ends[machine].outcome is not Outcome.COMPLETED]
+    causes = [machine for machine in broken if ends[machine].code is not Code.RANK_REFUSED]
+    return next(iter(causes or broken), None)
+
+
+def survivors(
+    scratch: Path, out: Path, *, patience_s: float | None = None, processes: Path = _PROC
+) -> list[int] | None:
+    """Return the ids of a run's processes that still live; None where that cannot be seen.
+
+    Those of the runtime are found by the folder on their command lines; what a script started, or made of its worker,
+    by its session. What it started outside of that is not among them: it can begin a session in a process namespace,
+    with which all in it ends, and where no system calls are filtered.
+
+    Args:
+        patience_s: how long to wait for the last of them to end; a few seconds when None.
+    """
+    deadline = time.monotonic() + (_PATIENCE_S if patience_s is None else patience_s)
+    while found := _alive(scratch, out, processes):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_LOOK_S)
+    return found
+
+
+def _alive(scratch: Path, out: Path, processes: Path) -> list[int] | None:
+    found, kept = _running(os.fsencode(f"pycache_prefix={scratch}"), processes), _of_session(out / SESSION_NAME)
+    return None if found is None or kept is None else sorted({*found, *kept})
+
+
+def _of_session(record: Path) -> list[int] | None:
+    try:
+        with open_regular(record) as file:
+            return SessionRecord.from_line(file.read(_MAX_RECORD_BYTES)).survivors()
+    except FileNotFoundError:
+        return []  # it was given nothing, or is gone
+    except (OSError, ValueError):
+        return None
+
+
+def _running(argument: bytes, processes: Path) -> list[int] | None:
+    try:
+        listed = [int(path.name) for path in processes.iterdir() if path.name.isdecimal()]
+    except OSError:
+        return None
+    # `hidepid` hides what is not dumpable also from others of its user: the runtime too.
+    hidden = processes == _PROC and os.geteuid() != 0 and not processes_are_visible(REAL.read)
+    found = []
+    for pid in listed:
+        try:
+            # A zombie has no command line any more.
+            if argument in (processes / str(pid) / "cmdline").read_bytes().split(b"\0"):
+                found.append(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        except OSError:
+            hidden = True
+    return None if hidden and not found else sorted(found)
+
+
+def record_end(
+    folder: RunFolder, conclusion: Conclusion, progress: dict[str, Any] | None, *, lost: Code | None = None
+) -> RunRecord:
+    """Record how a run, or a machine of one, ended; `lost` is the code where it left no receipt."""
+    code = lost if conclusion.code is None and conclusion.verdict == NO_RECEIPT else conclusion.code
+    return folder.end(
+        outcome=conclusion.outcome.value,
+        code=None if code is None else code.value,
+        verdict=conclusion.verdict,
+        exit_code=int(conclusion.exit_code),
+        progress=progress,
+        blamed=conclusion.blamed,
+    )

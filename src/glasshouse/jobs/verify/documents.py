@@ -5,25 +5,22 @@ A verdict never stands without its assurance level.
 
 from __future__ import annotations
 
+import hashlib
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
-from glasshouse.attestation.roots.root_table import REACHABLE
-from glasshouse.errors import Code, FormatError, UsageError, VerificationError
-from glasshouse.evidence.artifact import MAX_ARTIFACT_BYTES, Artifact
+from glasshouse.errors import Code, ExitCode, PackageError, UsageError, VerificationError
 from glasshouse.evidence.bundle import BUNDLE_KIND
-from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, MAX_BUNDLE_BYTES
-from glasshouse.jobs.owner.durations import utc
-from glasshouse.jobs.owner.files import is_there, open_regular
-from glasshouse.jobs.owner.owner_identity import OwnerPublic
-from glasshouse.jobs.verify.owner_verdicts import AnyVerdict, ArtifactVerdict, PackageVerdict
-from glasshouse.jobs.verify.receipt_chain import walk
-from glasshouse.jobs.verify.run_files import LOGS, verify_log_in, why_unreadable
-from glasshouse.jobs.verify.verdict import Verdict
+from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
+from glasshouse.jobs.owner.home import is_there, open_regular
+from glasshouse.jobs.verify.publish import ArtifactVerdict, verify_artifact
+from glasshouse.jobs.verify.run_files import LOGS, sealed_files, verify_log_in, why_unreadable
+from glasshouse.jobs.verify.verdict import Verdict, verify_bundle
 from glasshouse.package.content import verify_content
 from glasshouse.package.read import Package
-from glasshouse.wire.crypto import key_id
-from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.canonical import Json
 
 BUNDLE_NAME = "receipt.json"
 _PACKAGE_MAGIC = b"\x89GHS"
@@ -31,48 +28,49 @@ _PACKAGE_MAGIC = b"\x89GHS"
 _ENVELOPE = b'{"payload":'
 
 
-def verify_bundle(data: bytes, *, owner: OwnerPublic | bytes, now_us: int | None = None) -> Verdict:
-    """Walk a receipt bundle from the owner's key to what happened.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackageVerdict:
+    """A package that the owner signed."""
 
-    Args:
-        owner: the owner, or their signing key, known from elsewhere than the bundle.
-        now_us: the present, where it is known: a run of the future is refused.
+    package_id: str  # which
+    manifest_sha256: bytes
+    assurance: str  # the floor that every run of it must meet
+    profile: str
+    assets: int | None  # what was opened and compared with its digests; None when only the public part was
+    content_bytes: int | None
 
-    Raises:
-        FormatError: it is not a bundle.
-        VerificationError: with the code of the link that does not hold.
-    """
-    chain = walk(data, owner=_signing(owner))
-    _check_past(chain.closed_us, now_us, Code.CHAIN_RECEIPT)
-    return Verdict(chain=chain)
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of a command with this verdict."""
+        return ExitCode.DONE
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence, with the level that the package demands."""
+        demand = f"demands at least assurance {self.assurance}, hardening {self.profile}"
+        if self.assets is None:
+            return f"Signed by its owner ({demand}); its content was not opened."
+        return f"Signed by its owner ({demand}); all {self.assets} assets opened and match their digests."
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the verdict for `verify --json`."""
+        return {
+            "assets": self.assets,
+            "assurance": self.assurance,
+            "content_bytes": self.content_bytes,
+            "hardening": self.profile,
+            "kind": "package",
+            "package": {"id": self.package_id, "manifest_sha256": self.manifest_sha256.hex()},
+            "status": "authentic",
+            "verdict": self.sentence,
+        }
 
 
-def verify_artifact(data: bytes, *, owner: OwnerPublic | bytes, now_us: int | None = None) -> ArtifactVerdict:
-    """Check an artifact by itself; `publish.compare` holds it to its bundle.
-
-    Raises:
-        VerificationError: `owner-mismatch` for one by another owner, `artifact-invalid` for any alteration and for a
-            run of the future, `unsupported` for a level that no root of this version can verify.
-    """
-    public = _signing(owner)
-    try:
-        envelope = Envelope.parse(data, max_bytes=MAX_ARTIFACT_BYTES)
-        if [name for name, _ in envelope.signatures] != [key_id(public)]:
-            raise VerificationError(Code.OWNER_UNKNOWN, "an artifact by another owner than expected")
-        artifact = Artifact.parse_signed(data, public)
-    except FormatError as error:
-        raise VerificationError(Code.ARTIFACT_INVALID, f"not the artifact that the owner signed: {error}") from None
-    if artifact.assurance not in REACHABLE:
-        # No bundle that this version accepts has the level: nothing that it could be compared with bears it out.
-        raise VerificationError(
-            Code.UNSUPPORTED, f"an artifact of assurance {artifact.assurance}, which this version cannot verify"
-        )
-    _check_past(artifact.countersigned_us, now_us, Code.ARTIFACT_INVALID)
-    return ArtifactVerdict(artifact=artifact)
+AnyVerdict: TypeAlias = Verdict | ArtifactVerdict | PackageVerdict
 
 
 def verify_package(
-    stream: BinaryIO, *, owner: OwnerPublic | bytes, content: bool = False, package_key: bytes | None = None
+    stream: BinaryIO, *, owner: bytes, content: bool = False, package_key: bytes | None = None
 ) -> PackageVerdict:
     """Check a sealed package's public part, and with `content` every byte of its assets.
 
@@ -80,7 +78,7 @@ def verify_package(
         PackageError, FormatError: as `Package.open`, `Package.unlock` and `AssetReader.verify`.
         UsageError: `usage` for `content` without the package's key.
     """
-    package = Package.open(stream, owner_signing=_signing(owner))
+    package = Package.open(stream, owner_signing=owner)
     manifest = package.manifest
     assets = content_bytes = None
     if content:
@@ -107,11 +105,12 @@ def verify_package(
 def verify_file(
     path: Path,
     *,
-    owner: OwnerPublic | bytes,
+    owner: bytes,
     content: bool = False,
     package_key: bytes | None = None,
     whole: bool = False,
     now_us: int | None = None,
+    run_id: str | None = None,
 ) -> AnyVerdict:
     """Verify a receipt bundle, an artifact, a sealed package or an event log.
 
@@ -121,7 +120,7 @@ def verify_file(
     Args:
         content: whether to open a package's content too, with its key.
         whole: whether the file is the receipt of a run's own folder, where log and heads must be.
-        now_us: the present, where it is known: what is dated in the future is refused.
+        now_us, run_id: as of `verify_bundle`.
 
     Raises:
         UsageError: `file-missing`, or `usage` for a file that is none of these.
@@ -147,17 +146,53 @@ def verify_file(
         raise UsageError(Code.FILE_MISSING, f"cannot read {path}: {why_unreadable(path, error)}") from None
     if data.startswith(_ENVELOPE):
         return verify_artifact(data, owner=owner, now_us=now_us)
-    verdict = verify_bundle(data, owner=owner, now_us=now_us)
-    return verify_log_in(verdict, path.parent, required=required)
+    verdict = verify_bundle(data, owner=owner, now_us=now_us, run_id=run_id)
+    log, heads = verify_log_in(verdict.chain, path.parent, required=required)
+    return replace(verdict, log=log, heads=heads)
 
 
-def of_run(verdict: AnyVerdict, run_id: str) -> Verdict:
-    """Return the verdict on a run's own receipt; raises `VerificationError` for another run's, however good."""
-    if not isinstance(verdict, Verdict):
-        raise VerificationError(Code.CHAIN_RECEIPT, "the receipt is another document")
-    if verdict.chain.receipt.run_id != run_id:
-        raise VerificationError(Code.CHAIN_RECEIPT, "the receipt is of another run")
+def verify_sealed_in(verdict: Verdict, folder: Path, *, expected: bool) -> Verdict:
+    """Compare the sealed outputs and log segments in a receipt's folder with receipt and log, without opening them.
+
+    Args:
+        verdict: of the receipt, and of the log if there is one: the log names the segments.
+        expected: whether they must be there; otherwise a receipt that lies alone is left at that.
+
+    Raises:
+        PackageError: `output-tampered` for a file that is missing, is a link, a folder or a pipe, or is not the one
+            that the receipt or the log names.
+    """
+    outputs, segments = sealed_files(verdict.chain.receipt, verdict.log)
+    for named, by in ((outputs, "receipt"), (segments, "log")):
+        if not expected and not any(is_there(folder / name) for name, _, _ in named):
+            continue
+        for name, size, digest in named:
+            _check_sealed(folder / name, size, digest, by)
+        if by == "receipt":
+            verdict = replace(verdict, outputs_match=len(named), unnamed=_unnamed(folder / "outputs", len(named)))
+        elif verdict.log:
+            unnamed = (*verdict.unnamed, *_unnamed(folder / "log", len(named)))
+            verdict = replace(verdict, segments_match=len(named), unnamed=unnamed)
     return verdict
+
+
+def _unnamed(folder: Path, named: int) -> tuple[str, ...]:
+    """Return how many entries a folder has beside those that are named, all of which are there, in words."""
+    more = sum(1 for _ in folder.iterdir()) - named if folder.is_dir() else 0
+    return (f"what else lies in {folder.name}/ ({more})",) if more else ()
+
+
+def _check_sealed(path: Path, size: int, digest: bytes, by: str) -> None:
+    try:
+        with open_regular(path) as stream:
+            same = os.fstat(stream.fileno()).st_size == size
+            same = same and hashlib.file_digest(stream, "sha256").digest() == digest
+    except OSError as error:
+        raise PackageError(
+            Code.OUTPUT_TAMPERED, f"{path} is named by the {by} but cannot be read: {why_unreadable(path, error)}"
+        ) from None
+    if not same:
+        raise PackageError(Code.OUTPUT_TAMPERED, f"{path} is not the file that the {by} names")
 
 
 def kind_of(path: Path) -> str | None:
@@ -174,15 +209,3 @@ def kind_of(path: Path) -> str | None:
     if data.startswith(_ENVELOPE):
         return "artifact"
     return "receipt" if BUNDLE_KIND.encode() in data else None
-
-
-def _signing(owner: OwnerPublic | bytes) -> bytes:
-    return owner if isinstance(owner, bytes) else owner.signing
-
-
-def _check_past(time_us: int, now_us: int | None, code: Code) -> None:
-    """Refuse what was closed in the future; where the present is not known, nothing is refused."""
-    if now_us is not None and time_us > now_us + CLOCK_LEEWAY_US:
-        raise VerificationError(
-            code, f"it ended on {utc(time_us)}, which is in the future", hint="look at this machine's clock too"
-        )

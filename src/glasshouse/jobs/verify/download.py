@@ -17,19 +17,20 @@ from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, GlasshouseError, PackageError, UsageError, VerificationError
 from glasshouse.evidence.events import MAX_EVENT_BYTES
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES
-from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
+from glasshouse.evidence.log import VerifiedLog
+from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES, Receipt
 from glasshouse.jobs.gates.known_gates import gate_named
-from glasshouse.jobs.owner.files import is_there, private_folder, read_bounded, write_private
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, is_there, private_folder, read_bounded, write_private
 from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.verify.documents import BUNDLE_NAME, of_run, verify_bundle, verify_file
+from glasshouse.jobs.verify.conclusion import read_receipt, verify_run
 from glasshouse.jobs.verify.run_files import HEADS_NAME, LOG_NAME, sealed_files, verify_log_in
-from glasshouse.jobs.verify.verdict import Verdict
+from glasshouse.jobs.verify.verdict import verify_bundle
 from glasshouse.providers.place.local import LocalPlace
 from glasshouse.providers.serve.runs import numbered
 from glasshouse.wire.crypto import SigningKey
 
+BUNDLE_NAME = "receipt.json"
 _CLOSING = (BUNDLE_NAME, LOG_NAME, HEADS_NAME)
 _LINE_BYTES = {LOG_NAME: MAX_EVENT_BYTES + 1, HEADS_NAME: MAX_COUNTERSIGNED_HEAD_BYTES + 1}  # of one event, at most
 _STAGING = "from-gate"
@@ -43,8 +44,7 @@ def is_whole(folder: RunFolder, owner: bytes) -> bool:
     if not _is_closed(folder):
         return False
     try:
-        data = read_bounded(folder.receipt, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
-        receipt = verify_bundle(data, owner=owner).chain.receipt
+        receipt = verify_bundle(read_receipt(folder), owner=owner).chain.receipt
     except GlasshouseError:
         return True
     names = [output.file_name for output in receipt.outputs]
@@ -114,15 +114,15 @@ def _bring(client: OwnerClient, folder: RunFolder, files: dict[str, tuple[int, b
     for sub in ("", "outputs", "log"):
         private_folder(staging / sub)
     if _is_closed(folder):
-        verdict = of_run(verify_file(folder.receipt, owner=owner, whole=True), folder.run_id)
-        outputs, segments = sealed_files(verdict)
+        verdict = verify_run(folder, owner=owner)
+        outputs, segments = sealed_files(verdict.chain.receipt, verdict.log)
         wanted = [
             (name, size, sha256)
             for name, size, sha256 in (*outputs, *segments)
             if not is_there(folder.out / name) and files.get(name) == (size, sha256)
         ]
     else:
-        outputs, segments = sealed_files(_bring_closing(client, folder.run_id, files, staging, owner=owner))
+        outputs, segments = sealed_files(*_bring_closing(client, folder.run_id, files, staging, owner=owner))
         wanted = [*outputs, *segments]
         for name, size, sha256 in wanted:
             if name not in files:
@@ -140,7 +140,7 @@ def _bring(client: OwnerClient, folder: RunFolder, files: dict[str, tuple[int, b
 
 def _bring_closing(
     client: OwnerClient, run_id: str, files: dict[str, tuple[int, bytes]], staging: Path, *, owner: bytes
-) -> Verdict:
+) -> tuple[Receipt, VerifiedLog | None]:
     """Download receipt, log and heads, each once the one before it bounds its length, and verify them."""
 
     def bring(name: str, *, most_bytes: int) -> None:
@@ -154,10 +154,10 @@ def _bring_closing(
 
     bring(BUNDLE_NAME, most_bytes=MAX_BUNDLE_BYTES)
     data = read_bounded(staging / BUNDLE_NAME, max_bytes=MAX_BUNDLE_BYTES, what="receipt")
-    verdict = of_run(verify_bundle(data, owner=owner), run_id)
+    chain = verify_bundle(data, owner=owner, run_id=run_id).chain
     for name in (LOG_NAME, HEADS_NAME):
-        bring(name, most_bytes=verdict.chain.receipt.log_size * _LINE_BYTES[name])
-    return verify_log_in(verdict, staging)
+        bring(name, most_bytes=chain.receipt.log_size * _LINE_BYTES[name])
+    return chain.receipt, verify_log_in(chain, staging)[0]
 
 
 def _download(client: OwnerClient, run_id: str, name: str, listed: tuple[int, bytes], target: Path) -> None:

@@ -6,12 +6,13 @@ import getpass
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from glasshouse.attestation.claims import Claims
-from glasshouse.errors import Code, UsageError, VerificationError
+from glasshouse.attestation.roots.root_table import REACHABLE
+from glasshouse.errors import Code, ExitCode, FormatError, UsageError, VerificationError
 from glasshouse.evidence.artifact import (
     MAX_ARTIFACT_BYTES,
     NUMBERS,
@@ -25,10 +26,18 @@ from glasshouse.evidence.artifact import (
     known,
 )
 from glasshouse.evidence.canary import check_canaries
+from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.receipt import Output
-from glasshouse.jobs.verify.documents import verify_bundle
-from glasshouse.jobs.verify.verdict import Status, Verdict
-from glasshouse.wire.crypto import SigningKey, sha256
+from glasshouse.jobs.owner.durations import format_s, utc
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.keystore import KeyStore
+from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
+from glasshouse.jobs.verify.verdict import SECOND_US, TOO_LONG, Status, Verdict, check_past, verify_bundle
+from glasshouse.package.read import Package
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.crypto import SigningKey, key_id, sha256
+from glasshouse.wire.dsse import Envelope
 
 _SIX_PLACES = Decimal("0.000001")
 
@@ -185,3 +194,122 @@ def _checked(numbers: Mapping[str, str]) -> dict[str, str]:
         if not PUBLIC_DECIMAL.fullmatch(value):
             raise UsageError(Code.USAGE, f"the number {name} is not a decimal of at most 12 digits and 6 places")
     return dict(numbers)
+
+
+def leak_patterns(folder: RunFolder, record: RunRecord, *, home: Home, identity: Identity) -> list[bytes | str]:
+    """Return what must not be public: keys, names of inputs and of the job, paths on the owner's side.
+
+    Raises:
+        UsageError, PackageError, FormatError: the package does not open, so that its contents are unknown.
+    """
+    key = KeyStore(home.keys).get(
+        record.package_id, manifest_sha256=bytes.fromhex(record.manifest_sha256), sealing=identity.sealing
+    )
+    found: list[bytes | str] = [key, identity.signing.seed(), identity.sealing.private()]
+    with record.package.open("rb") as stream:
+        index = Package.open(stream, owner_signing=identity.signing.public).unlock(key)
+        for entry in index.assets:
+            found += [entry.path, *entry.path.split("/"), entry.digest]
+    found += [record.name, str(record.package), str(home.path), str(folder.path)]
+    return [one for one in found if one]
+
+
+def verify_artifact(data: bytes, *, owner: bytes, now_us: int | None = None) -> ArtifactVerdict:
+    """Check an artifact by itself; `publish.compare` holds it to its bundle.
+
+    Raises:
+        VerificationError: `owner-mismatch` for one by another owner, `artifact-invalid` for any alteration and for a
+            run of the future, `unsupported` for a level that no root of this version can verify.
+    """
+    try:
+        envelope = Envelope.parse(data, max_bytes=MAX_ARTIFACT_BYTES)
+        if [name for name, _ in envelope.signatures] != [key_id(owner)]:
+            raise VerificationError(Code.OWNER_UNKNOWN, "an artifact by another owner than expected")
+        artifact = Artifact.parse_signed(data, owner)
+    except FormatError as error:
+        raise VerificationError(Code.ARTIFACT_INVALID, f"not the artifact that the owner signed: {error}") from None
+    if artifact.assurance not in REACHABLE:
+        # No bundle that this version accepts has the level: nothing that it could be compared with bears it out.
+        raise VerificationError(
+            Code.UNSUPPORTED, f"an artifact of assurance {artifact.assurance}, which this version cannot verify"
+        )
+    check_past(artifact.countersigned_us, now_us, Code.ARTIFACT_INVALID)
+    return ArtifactVerdict(artifact=artifact)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArtifactVerdict:
+    """An artifact that the owner signed, unaltered."""
+
+    artifact: Artifact  # its fields
+    # The verdict on its bundle, which shows every field of it; None when that was not looked at.
+    bundle: Verdict | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of a command with this verdict."""
+        return ExitCode.DONE
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence, with the level and with whose word it is."""
+        about = self.artifact
+        text = [
+            f"Signed by its owner (assurance {about.assurance}, by the owner's word): a run that completed, "
+            f"countersigned {utc(about.countersigned_us)}, whose bundle has the SHA-256 {about.bundle_sha256.hex()}."
+        ]
+        if self.bundle is not None:
+            text = [
+                f"Signed by its owner (assurance {about.assurance}), and every field is what the bundle "
+                f"{about.bundle_sha256.hex()} shows: a run that completed, countersigned {utc(about.countersigned_us)}."
+            ]
+        if about.numbers:
+            text.append(f"In no bundle, the owner's word alone: {', '.join(sorted(about.numbers))}.")
+        text += [f"Note: {doubt}." for doubt in self.doubts]
+        return " ".join([*text, self.proves])
+
+    @property
+    def proves(self) -> str:
+        """To whom it proves what."""
+        if self.bundle is not None:
+            return self.bundle.proves
+        return "The owner says all of this; nothing else stands behind it here: compare it with its bundle (--bundle)."
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What is genuine here and yet bears out less than it seems to."""
+        if self.bundle is not None:
+            return self.bundle.doubts
+        about, found = self.artifact, []
+        unsure = [name for name, result in about.zeroization if result is ProbeResult.UNVERIFIABLE]
+        if unsure:
+            found.append(f"what the probes {', '.join(unsure)} search could not be searched")
+        if about.elapsed_us > about.finished_us - about.started_us + SECOND_US:
+            found.append(TOO_LONG)
+        return tuple(found)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What it records of the run, for people: dates, GPUs, work, loss and probes."""
+        about = self.artifact
+        return {
+            "dates": f"{utc(about.started_us)} to {utc(about.finished_us)}, "
+            f"countersigned {utc(about.countersigned_us)}",
+            "GPUs": str(about.gpus),
+            "work": f"{about.done} {about.unit}s in {format_s(about.elapsed_us / 1e6)}; ended by: {about.stop_reason}",
+            "loss": " → ".join(about.loss) if about.loss else "none",
+            "probes": ", ".join(f"{name} {result.value}" for name, result in about.zeroization),
+        }
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the verdict for `verify --json`."""
+        return {
+            "artifact": self.artifact.to_json(),
+            "assurance": self.artifact.assurance.value,
+            "bundle": None if self.bundle is None else self.bundle.to_json(),
+            "doubts": list(self.doubts),
+            "kind": "artifact",
+            "proves": self.proves,
+            "status": "authentic",
+            "verdict": self.sentence,
+        }

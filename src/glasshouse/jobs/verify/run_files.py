@@ -1,24 +1,21 @@
-"""Holds the files of a run's folder to its receipt: the event log, the countersigned heads, and what is sealed."""
+"""Holds the files of a run's folder to its receipt: the event log and the countersigned heads."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import os
 import stat
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from glasshouse.errors import Code, FormatError, PackageError, VerificationError
+from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead
 from glasshouse.evidence.log import VerifiedLog, read_lines, verify_heads, verify_log
-from glasshouse.jobs.owner.files import is_there, open_regular
+from glasshouse.evidence.receipt import Receipt
+from glasshouse.jobs.owner.home import is_there, open_regular
 from glasshouse.jobs.verify.receipt_chain import Chain
-from glasshouse.jobs.verify.verdict import Verdict
 from glasshouse.wire.states import Outcome
 
 LOG_NAME = "events.log"
@@ -27,8 +24,10 @@ HEADS_NAME = "heads.log"
 LOGS = (LOG_NAME, HEADS_NAME)
 
 
-def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[bytes] | None = None) -> Verdict:
-    """Check the event log that lies beside a bundle, and that both record the same.
+def verify_log_beside(
+    chain: Chain, lines: Iterable[bytes], heads: Iterable[bytes] | None = None
+) -> tuple[VerifiedLog, int | None]:
+    """Check that the event log beside a bundle records the same; return it, and how many heads were checked.
 
     Args:
         lines: of `events.log`, as `read_lines` yields them.
@@ -37,8 +36,7 @@ def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[
     Raises:
         VerificationError: `log-invalid` or `state-illegal`.
     """
-    chain, receipt = verdict.chain, verdict.chain.receipt
-    log = verify_log(lines, chain.head)
+    receipt, log = chain.receipt, verify_log(lines, chain.head)
     probes = [(e.body["probe"], e.body["result"], e.body["detail"]) for e in log.of(EventType.PROBE)]
     outputs = [
         (e.body["kind"], e.body["class"], e.body["bytes"], e.body["sealed_bytes"], e.body["sealed_sha256"])
@@ -66,11 +64,13 @@ def verify_log_beside(verdict: Verdict, lines: Iterable[bytes], heads: Iterable[
     ):
         if not holds:
             raise VerificationError(Code.LOG_INVALID, f"log and receipt have different {what}")
-    return replace(verdict, log=log, heads=None if heads is None else _verify_heads(chain, heads, log))
+    return log, None if heads is None else _verify_heads(chain, heads, log)
 
 
-def verify_log_in(verdict: Verdict, folder: Path, *, required: Collection[str] = LOGS) -> Verdict:
-    """Check the `events.log` and `heads.log` of a folder as `verify_log_beside` does.
+def verify_log_in(
+    chain: Chain, folder: Path, *, required: Collection[str] = LOGS
+) -> tuple[VerifiedLog | None, int | None]:
+    """Check the `events.log` and `heads.log` of a folder as `verify_log_beside` does; what is not there is None.
 
     Args:
         required: which of them must be there; another is checked if something stands under its name.
@@ -81,12 +81,12 @@ def verify_log_in(verdict: Verdict, folder: Path, *, required: Collection[str] =
     """
     wanted = [name for name in LOGS if name in required or is_there(folder / name)]
     if LOG_NAME not in wanted:
-        return verdict
+        return None, None
     with ExitStack() as opened:
         try:
             streams = [opened.enter_context(open_regular(folder / name)) for name in wanted]
             heads = iter(partial(streams[-1].readline, MAX_COUNTERSIGNED_HEAD_BYTES + 2), b"")
-            return verify_log_beside(verdict, read_lines(streams[0]), heads if len(streams) > 1 else None)
+            return verify_log_beside(chain, read_lines(streams[0]), heads if len(streams) > 1 else None)
         except OSError as error:
             path = Path(error.filename or folder)
             raise VerificationError(
@@ -94,63 +94,21 @@ def verify_log_in(verdict: Verdict, folder: Path, *, required: Collection[str] =
             ) from None
 
 
-def verify_sealed_in(verdict: Verdict, folder: Path, *, expected: bool) -> Verdict:
-    """Compare the sealed outputs and log segments in a receipt's folder with receipt and log, without opening them.
-
-    Args:
-        verdict: of the receipt, and of the log if there is one: the log names the segments.
-        expected: whether they must be there; otherwise a receipt that lies alone is left at that.
-
-    Raises:
-        PackageError: `output-tampered` for a file that is missing, is a link, a folder or a pipe, or is not the one
-            that the receipt or the log names.
-    """
-    outputs, segments = sealed_files(verdict)
-    for named, by in ((outputs, "receipt"), (segments, "log")):
-        if not expected and not any(is_there(folder / name) for name, _, _ in named):
-            continue
-        for name, size, digest in named:
-            _check_sealed(folder / name, size, digest, by)
-        if by == "receipt":
-            verdict = replace(verdict, outputs_match=len(named), unnamed=_unnamed(folder / "outputs", len(named)))
-        elif verdict.log:
-            unnamed = (*verdict.unnamed, *_unnamed(folder / "log", len(named)))
-            verdict = replace(verdict, segments_match=len(named), unnamed=unnamed)
-    return verdict
-
-
-def sealed_files(verdict: Verdict) -> tuple[list[tuple[str, int, bytes]], list[tuple[str, int, bytes]]]:
+def sealed_files(
+    receipt: Receipt, log: VerifiedLog | None
+) -> tuple[list[tuple[str, int, bytes]], list[tuple[str, int, bytes]]]:
     """Return name, size and digest of the outputs that a receipt names, and of the segments that its log does."""
-    outputs = [(o.file_name, o.sealed_bytes, o.sealed_sha256) for o in verdict.chain.receipt.outputs]
+    outputs = [(o.file_name, o.sealed_bytes, o.sealed_sha256) for o in receipt.outputs]
     segments = [
         (segment_name(event), int(str(event.body["sealed_bytes"])), bytes.fromhex(str(event.body["sealed_sha256"])))
-        for event in (verdict.log.of(EventType.SEGMENT) if verdict.log else ())
+        for event in (log.of(EventType.SEGMENT) if log else ())
     ]
     return outputs, segments
-
-
-def _unnamed(folder: Path, named: int) -> tuple[str, ...]:
-    """Return how many entries a folder has beside those that are named, all of which are there, in words."""
-    more = sum(1 for _ in folder.iterdir()) - named if folder.is_dir() else 0
-    return (f"what else lies in {folder.name}/ ({more})",) if more else ()
 
 
 def segment_name(event: Event) -> str:
     """Return where a log segment lies in the run's folder, from the event that names it."""
     return f"log/{int(str(event.body['sequence'])):04d}.sealed"
-
-
-def _check_sealed(path: Path, size: int, digest: bytes, by: str) -> None:
-    try:
-        with open_regular(path) as stream:
-            same = os.fstat(stream.fileno()).st_size == size
-            same = same and hashlib.file_digest(stream, "sha256").digest() == digest
-    except OSError as error:
-        raise PackageError(
-            Code.OUTPUT_TAMPERED, f"{path} is named by the {by} but cannot be read: {why_unreadable(path, error)}"
-        ) from None
-    if not same:
-        raise PackageError(Code.OUTPUT_TAMPERED, f"{path} is not the file that the {by} names")
 
 
 def why_unreadable(path: Path, error: OSError) -> str:

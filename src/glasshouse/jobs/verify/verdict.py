@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from glasshouse.attestation.roots.root_table import LEVELS
-from glasshouse.errors import ExitCode
+from glasshouse.errors import Code, ExitCode, VerificationError
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import VerifiedLog
 from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, Output, Work
 from glasshouse.jobs.owner.durations import format_s, utc
-from glasshouse.jobs.verify.receipt_chain import Chain
+from glasshouse.jobs.verify.receipt_chain import Chain, walk
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import key_id
 from glasshouse.wire.states import Outcome
@@ -268,6 +268,33 @@ class Verdict:
             "workload": receipt.workload,
             "zeroization": [{"probe": probe.probe, "result": probe.result.value} for probe in receipt.zeroization],
         }
+
+
+def verify_bundle(data: bytes, *, owner: bytes, now_us: int | None = None, run_id: str | None = None) -> Verdict:
+    """Walk a receipt bundle from the owner's key to what happened.
+
+    Args:
+        owner: the owner's signing key, known from elsewhere than the bundle.
+        now_us: the present, where it is known: a run of the future is refused.
+        run_id: the run whose own receipt it is to be: another run's, however good, is refused.
+
+    Raises:
+        FormatError: it is not a bundle.
+        VerificationError: with the code of the link that does not hold.
+    """
+    chain = walk(data, owner=owner)
+    check_past(chain.closed_us, now_us, Code.CHAIN_RECEIPT)
+    if run_id not in (None, chain.receipt.run_id):
+        raise VerificationError(Code.CHAIN_RECEIPT, "the receipt is of another run")
+    return Verdict(chain=chain)
+
+
+def check_past(time_us: int, now_us: int | None, code: Code) -> None:
+    """Refuse what was closed in the future; where the present is not known, nothing is refused."""
+    if now_us is not None and time_us > now_us + CLOCK_LEEWAY_US:
+        raise VerificationError(
+            code, f"it ended on {utc(time_us)}, which is in the future", hint="look at this machine's clock too"
+        )
 
 
 def _reported(work: Work, log: VerifiedLog) -> bool:

@@ -11,22 +11,27 @@ from typing import Any, Protocol
 
 from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, PackageError, UsageError, VerificationError
 from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
-from glasshouse.jobs.define.seal_job import public_part
+from glasshouse.jobs.define.package_records import public_part
 from glasshouse.jobs.owner.extensions import ARTIFACTS, load
-from glasshouse.jobs.owner.files import is_there, read_bounded
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, is_there, read_bounded
 from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.known_owners import OwnerTrust, trusted_owner
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.verify.documents import BUNDLE_NAME, kind_of, of_run, verify_file
-from glasshouse.jobs.verify.owner_verdicts import AnyVerdict, ArtifactVerdict
-from glasshouse.jobs.verify.publish import compare
-from glasshouse.jobs.verify.run_files import verify_sealed_in
-from glasshouse.jobs.verify.verdict import Verdict
-from glasshouse.jobs.verify.verify_group import verify_group
+from glasshouse.jobs.verify.conclusion import check_group, verify_run
+from glasshouse.jobs.verify.documents import (
+    BUNDLE_NAME,
+    AnyVerdict,
+    kind_of,
+    verify_file,
+    verify_sealed_in,
+)
+from glasshouse.jobs.verify.publish import ArtifactVerdict, compare
+from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.group import Group
+from glasshouse.wire.states import Outcome
 
 _STATEMENT = "statement.json"
 _MAX_STATEMENT_BYTES = 8 << 20
@@ -73,6 +78,82 @@ class Verified:
         return about | {"owner_trust": self.trust.to_json()} | self.verdict.to_json()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupVerdict:
+    """Receipts of all machines of one group, each verified."""
+
+    group: Group  # as machine 0 has it
+    machines: tuple[Verdict, ...]  # in order
+
+    @property
+    def status(self) -> Status:
+        """What the weakest of the receipts is worth."""
+        found = {one.status for one in self.machines}
+        return next(status for status in (Status.INCOMPLETE, Status.NOT_COMPLETED, Status.GOOD) if status in found)
+
+    @property
+    def assurance(self) -> str:
+        """The level, where all machines have the same."""
+        return " and ".join(sorted({one.assurance for one in self.machines}))
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Of a machine that did not complete, before those that ended because of it; the same as `run` exits with."""
+        ends = [one for one in self.machines if one.outcome is not Outcome.COMPLETED]
+        causes = [one for one in ends if one.chain.receipt.code is not Code.RANK_REFUSED]
+        worst = [*causes, *ends, *(one for one in self.machines if one.status is not Status.GOOD)]
+        return worst[0].exit_code if worst else ExitCode.DONE
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence, with the level."""
+        group = self.group
+        ranks = f"{group.ranks} rank" + ("" if group.ranks == 1 else "s")
+        whole = (
+            f"all {group.machines} machines of group {group.id.hex()[:8]}, {ranks} each (assurance {self.assurance})"
+        )
+        text = f"Incomplete on {whole}: nothing contradicts it, but a receipt lacks what would vouch for it."
+        if self.status is Status.GOOD:
+            text = f"Authentic and complete on {whole}: the run completed."
+        elif self.status is Status.NOT_COMPLETED:
+            text = f"Authentic on {whole}: the run did not complete on every one of them."
+        return f"{text} {self.machines[0].proves}"
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the verdict for `verify --json`."""
+        group = self.group
+        return {
+            "assurance": self.assurance,
+            "group": {"id": group.id.hex(), "machines": group.machines, "ranks": group.ranks},
+            "kind": "group",
+            "machines": [one.to_json() for one in self.machines],
+            "status": self.status.value,
+            "verdict": self.sentence,
+        }
+
+
+def verify_group(run: RunFolder, first: Verdict, *, owner: bytes, now_us: int | None = None) -> GroupVerdict:
+    """Verify the other machines of a run as machine 0 was, and that all of them are one group.
+
+    Raises:
+        VerificationError: as `verify_run`; `incomplete` for a machine without a receipt, `group-mismatch`, or
+            `receipt-invalid` for a receipt of another run.
+        PackageError: as `verify_sealed_in`.
+    """
+    machines = [first, *(_verified(one, owner, now_us) for one in run.machines()[1:])]
+    for machine, (one, folder) in enumerate(zip(machines, run.machines(), strict=True)):
+        group = one.chain.token.group
+        if one.chain.receipt.run_id != folder.run_id or group is None or group.machine != machine:
+            raise VerificationError(Code.CHAIN_RECEIPT, f"the receipt of machine {machine} is of another run")
+    return GroupVerdict(group=check_group([one.chain for one in machines]), machines=tuple(machines))
+
+
+def _verified(folder: RunFolder, owner: bytes, now_us: int | None) -> Verdict:
+    if not is_there(folder.receipt):
+        raise VerificationError(Code.CHAIN_INCOMPLETE, f"a machine of the group left no receipt in {folder.path}")
+    return verify_sealed_in(verify_run(folder, owner=owner, now_us=now_us), folder.out, expected=True)
+
+
 def verify_named(
     what: str,
     *,
@@ -108,9 +189,17 @@ def verify_named(
         key = store.get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=unlock().sealing)
     try:
         # Of a run everything must be there; a receipt may travel alone.
-        verdict = verify_file(path, owner=trust.owner, content=content, package_key=key, whole=whole, now_us=now_us)
-        if run is not None:
-            of_run(verdict, run.run_id)
+        verdict = verify_file(
+            path,
+            owner=trust.owner.signing,
+            content=content,
+            package_key=key,
+            whole=whole,
+            now_us=now_us,
+            run_id=None if run is None else run.run_id,
+        )
+        if run is not None and not isinstance(verdict, Verdict):
+            raise VerificationError(Code.CHAIN_RECEIPT, "the receipt is another document")
         if bundle is not None:
             verdict = _compared(verdict, bundle, owner=trust.owner.signing, now_us=now_us)
         if isinstance(verdict, Verdict):
@@ -121,7 +210,7 @@ def verify_named(
     if not isinstance(verdict, Verdict) or run is None or verdict.machines == 1:
         return Verified(path=path, trust=trust, verdict=verdict)
     try:
-        of_all = verify_group(run, verdict, owner=trust.owner, now_us=now_us)
+        of_all = verify_group(run, verdict, owner=trust.owner.signing, now_us=now_us)
     except (FormatError, PackageError, VerificationError) as error:
         raise _refused(error, run.path, "run") from None
     return Verified(path=run.path, trust=trust, verdict=of_all)
