@@ -16,9 +16,9 @@ sys.path.insert(0, str(_HERE.parents[1] / "tests"))
 
 from glasshouse.errors import Code  # noqa: E402
 from glasshouse.evidence.artifact import ARTIFACT_TYPE  # noqa: E402
+from glasshouse.evidence.events import MAX_EVENTS  # noqa: E402
 from glasshouse.evidence.heads import CountersignedHead, Head  # noqa: E402
 from glasshouse.evidence.receipt import PROBES  # noqa: E402
-from glasshouse.evidence.rules import MAX_EVENTS  # noqa: E402
 from glasshouse.jobs.verify.publish import make_artifact  # noqa: E402
 from glasshouse.wire import dsse  # noqa: E402
 from glasshouse.wire.canonical import (  # noqa: E402

@@ -22,16 +22,18 @@ from glasshouse.attestation.verify import check_1_envelope, check_1_payload, che
 from glasshouse.errors import Code, GlasshouseError, PeerError
 from glasshouse.handshake.broker_side import appraise, check_2_known, check_2_unused, check_13_budget
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.group_rules import (
-    GroupRecord,
-    GroupState,
-    check_4_release_request,
-    check_14_group,
-    check_release_request,
-)
 from glasshouse.handshake.launch import LaunchFile, parse_token
 from glasshouse.handshake.messages import Challenge, Pending
-from glasshouse.handshake.records import DeploymentRecord, LaunchRecord, check_challenge_request
+from glasshouse.handshake.records import (
+    DeploymentRecord,
+    GroupRecord,
+    GroupState,
+    LaunchRecord,
+    check_4_release_request,
+    check_14_group,
+    check_challenge_request,
+    check_release_request,
+)
 from glasshouse.handshake.runtime_side import check_release, read_challenge
 from glasshouse.wire.canonical import b64decode, b64encode, encode
 from glasshouse.wire.crypto import RecipientKey

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from glasshouse.errors import Code, FormatError, RefusedError
-from glasshouse.evidence.rules import MAX_EVENTS
+from glasshouse.evidence.events import MAX_EVENTS
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Codec, decode
 from glasshouse.wire.crypto import SigningKey

@@ -1,6 +1,6 @@
 """The log of one run: append on the rented machine, verify anywhere (spec/evidence.md sections 2 and 3).
 
-Both follow the one set of rules in `evidence.rules`.
+Both follow the one set of rules in `evidence.events.Rules`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from glasshouse.errors import Code, FormatError, VerificationError
-from glasshouse.evidence.events import LOG_VERSION, MAX_EVENT_BYTES, Event, EventType
+from glasshouse.evidence.events import LOG_VERSION, MAX_EVENT_BYTES, Event, EventType, Rules
 from glasshouse.evidence.heads import Head
-from glasshouse.evidence.rules import Rules
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.merkle import Tree, leaf_hash

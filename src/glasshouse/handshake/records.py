@@ -1,12 +1,14 @@
-"""What the owner recorded at the broker, the deployment and the launch, and check 3 of the gate, which holds to it.
+"""What the broker's store holds of deployments, launches and groups, and the checks of the gate against it: 3 and 14.
 
 Laws: a token is compared with the broker's own records and challenge, never with what evidence claims; the challenge
-request is judged by the same rules.
+request is judged by the same rules; a group's machines are released to all together, or none of them is
+(spec/key-release.md sections 6.1 and 7.3).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 
 from glasshouse.attestation.claims import ContainerSource
@@ -15,8 +17,16 @@ from glasshouse.attestation.refusal import CheckFailedError, check_1, check_same
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import TokenClaims, parse_token
-from glasshouse.handshake.messages import MAX_REQUEST_BYTES, REQUEST_TYPE, ChallengeRequest
+from glasshouse.handshake.messages import (
+    MAX_RELEASE_REQUEST_BYTES,
+    MAX_REQUEST_BYTES,
+    RELEASE_REQUEST_TYPE,
+    REQUEST_TYPE,
+    ChallengeRequest,
+    ReleaseRequest,
+)
 from glasshouse.wire.crypto import key_id
+from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import Group
 from glasshouse.wire.policy import Floor
 
@@ -73,6 +83,34 @@ class LaunchRecord:
     expires_us: int  # the end of the token's validity
     created_us: int = 0  # when it was recorded; nothing of it is dated before
     group: Group | None = None  # its place among the machines of one group; None for an ordinary run
+
+
+class GroupState(StrEnum):
+    """How a group stands at the gate; from the last two there is no way back."""
+
+    OPEN = "open"
+    RELEASED = "released"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRecord:
+    """What the broker's store holds of a group."""
+
+    id: bytes  # 32 bytes
+    deployment: str  # of all its launches
+    # As its owner announced it.
+    machines: int
+    ranks: int
+    state: GroupState
+    deadline_us: int | None = None  # until when all must have been accepted; None before the first was
+    # Of a refused group: which machine, and why.
+    culprit: int | None = None
+    code: Code | None = None
+
+    def over(self, now_us: int) -> bool:
+        """Whether it waits for machines that can no longer come in time."""
+        return self.state is GroupState.OPEN and self.deadline_us is not None and now_us >= self.deadline_us
 
 
 @lru_cache(maxsize=128)
@@ -193,3 +231,44 @@ def _group_text(group: Group | None) -> str:
     if group is None:
         return "none"
     return f"machine {group.machine} of {group.machines}, {group.ranks} ranks each, in {group.id.hex()}"
+
+
+def check_14_group(group: GroupRecord) -> None:
+    """No machine of the group was refused; that none is missing at the deadline is for the caller to see first.
+
+    Raises:
+        CheckFailedError: `rank-refused`.
+    """
+    if group.state is GroupState.REFUSED:
+        if group.culprit is None or group.code is None:
+            raise ValueError("a refused group without its reason")
+        raise rank_refused(group.culprit, group.code)
+
+
+def rank_refused(machine: int, code: Code) -> CheckFailedError:
+    """Return the refusal of a group's other machines, for the one that is to blame."""
+    what = "is missing" if code is Code.RANK_LOST else "was refused"
+    return CheckFailedError(
+        "14",
+        Code.RANK_REFUSED,
+        f"machine {machine} of the group {what}, so none of its machines is released to",
+        actual=f"machine {machine}: {code.value}",
+    )
+
+
+def check_release_request(message: bytes) -> tuple[ReleaseRequest, Envelope]:
+    """Size and schema of a release request; `check_4_release_request` checks whose it is.
+
+    Raises:
+        CheckFailedError: `message-too-large` or `message-invalid`.
+    """
+    return check_1("a release request", message, MAX_RELEASE_REQUEST_BYTES, ReleaseRequest.open)
+
+
+def check_4_release_request(envelope: Envelope, *, evidence_public: bytes) -> None:
+    """Signed by the key of the evidence that it names, and by no other.
+
+    Raises:
+        CheckFailedError: `evidence-signature-invalid`.
+    """
+    check_signed(envelope, RELEASE_REQUEST_TYPE, evidence_public, check="4", code=Code.EVIDENCE_SIGNATURE)

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError
-from glasshouse.handshake.group_rules import check_4_release_request, check_release_request
 from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.records import check_4_release_request, check_release_request
 from glasshouse.runtime.gate import attest
 from glasshouse.runtime.gate.broker_client import PendingError
 from glasshouse.wire.crypto import sha256

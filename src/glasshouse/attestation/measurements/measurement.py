@@ -21,9 +21,15 @@ from threading import Thread
 import cryptography
 
 import glasshouse
-from glasshouse.attestation.measurements.installation import SKIPPED, Disk, Installation, files_below
+from glasshouse.attestation.measurements.installation import (
+    SKIPPED,
+    Disk,
+    Installation,
+    files_below,
+    package_directories,
+    start_up_files,
+)
 from glasshouse.attestation.measurements.measured import PARTS, Measured
-from glasshouse.attestation.measurements.start_up import package_directories, start_up_files
 from glasshouse.errors import Code, PlatformError
 from glasshouse.wire.crypto import lengths_prefixed, sha256
 

@@ -16,15 +16,16 @@ from glasshouse.broker.store import recorded
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import challenges, groups, members
 from glasshouse.errors import Code, InternalError
-from glasshouse.handshake.group_rules import (
+from glasshouse.handshake.messages import Challenge
+from glasshouse.handshake.records import (
     GroupRecord,
     GroupState,
+    LaunchRecord,
     check_4_release_request,
     check_14_group,
+    check_releasable,
     check_release_request,
 )
-from glasshouse.handshake.messages import Challenge
-from glasshouse.handshake.records import LaunchRecord, check_releasable
 
 # Built once.
 _ASKED = (

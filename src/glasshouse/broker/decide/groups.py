@@ -17,9 +17,8 @@ from glasshouse.broker.store.database_schema import challenges, groups, members
 from glasshouse.broker.store.quota import Quota
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, InternalError, UsageError
-from glasshouse.handshake.group_rules import GroupRecord, GroupState
 from glasshouse.handshake.messages import Challenge, Pending
-from glasshouse.handshake.records import LaunchRecord
+from glasshouse.handshake.records import GroupRecord, GroupState, LaunchRecord
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.group import ID_BYTES, Group
 from glasshouse.wire.policy import GROUP_EGRESS

@@ -40,9 +40,8 @@ from glasshouse.broker.store.database_schema import challenges, groups, launches
 from glasshouse.broker.store.recorded import DeploymentStanding
 from glasshouse.errors import Code, GlasshouseError, InternalError, RefusedError
 from glasshouse.handshake import broker_side
-from glasshouse.handshake.group_rules import GroupState, check_14_group, rank_refused
 from glasshouse.handshake.messages import Challenge
-from glasshouse.handshake.records import LaunchRecord
+from glasshouse.handshake.records import GroupState, LaunchRecord, check_14_group, rank_refused
 from glasshouse.wire.group import Group
 
 # Statements are built once: to build one costs as much as to run it. An update sets the columns that its values name;

@@ -26,9 +26,8 @@ from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, FormatError, RefusedError, UsageError, VerificationError
 from glasshouse.evidence.heads import CountersignedHead
 from glasshouse.handshake.delegation import Delegation, Use
-from glasshouse.handshake.group_rules import GroupState
 from glasshouse.handshake.owner_api import SignedPolicy
-from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
+from glasshouse.handshake.records import DeploymentRecord, GroupState, LaunchRecord
 from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.wire.crypto import key_id
 from glasshouse.wire.group import Group

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from glasshouse.attestation.measurements.installation import Installation
+from glasshouse.attestation.measurements.installation import Installation, files_of_modules, package_directories
 from glasshouse.attestation.measurements.measurement import measured_files
-from glasshouse.attestation.measurements.start_up import files_of_modules, package_directories
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.jobs.places.runtime_bundle import bundled_files
 from glasshouse.jobs.references.known_references import Files

@@ -13,8 +13,8 @@ from dataclasses import replace
 from enum import IntEnum
 
 from glasshouse.errors import Code, RunError
+from glasshouse.evidence.events import PROGRESS_US
 from glasshouse.evidence.receipt import Work
-from glasshouse.evidence.rules import PROGRESS_US
 from glasshouse.package.outputs import SealedOutput
 from glasshouse.runtime.confine.memory_limits import oom_kills
 from glasshouse.runtime.keys.sealing import Outputs
