@@ -2,7 +2,7 @@
 
 GlasshouseError                 code, message, hint; `fault` says whose it is
 ├── UsageError                  the user's: a command, a job file or an option
-├── FormatError                 the sender's: bytes that are not what their format says
+├── FormatError                 the sender's: bytes that are not of their format
 ├── PackageError                the package's: wrong key, tampered, truncated, hostile
 ├── VerificationError           the document's: a chain that does not hold
 ├── RefusedError                the gate refused this runtime (numbered checks of spec/key-release.md)
@@ -203,6 +203,9 @@ class GlasshouseError(Exception):
     fault: ClassVar[str] = "glasshouse"
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
 
+    def __init_subclass__(cls, *, fault: str = "", exit_code: ExitCode | None = None) -> None:
+        cls.fault, cls.exit_code = fault or cls.fault, exit_code or cls.exit_code  # its base's, where it names none
+
     def __init__(self, code: Code, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.code = code
@@ -225,63 +228,39 @@ def _again(kind: type[GlasshouseError], args: tuple[Any, ...], state: dict[str, 
     return error
 
 
-class UsageError(GlasshouseError):
+class UsageError(GlasshouseError, fault="user", exit_code=ExitCode.USAGE):
     """The user's: a command, a job file, an option or a file that they named."""
 
-    fault = "user"
-    exit_code = ExitCode.USAGE
+
+class FormatError(GlasshouseError, fault="sender", exit_code=ExitCode.VERIFICATION_FAILED):
+    """Bytes that are not of their format."""
 
 
-class FormatError(GlasshouseError):
-    """Bytes that are not what their format says."""
-
-    fault = "sender"
-    exit_code = ExitCode.VERIFICATION_FAILED
-
-
-class PackageError(GlasshouseError):
+class PackageError(GlasshouseError, fault="package", exit_code=ExitCode.VERIFICATION_FAILED):
     """A sealed package or a sealed output that cannot be trusted or opened."""
 
-    fault = "package"
-    exit_code = ExitCode.VERIFICATION_FAILED
 
-
-class VerificationError(GlasshouseError):
+class VerificationError(GlasshouseError, fault="document", exit_code=ExitCode.VERIFICATION_FAILED):
     """A receipt, log or artifact whose chain does not hold."""
 
-    fault = "document"
-    exit_code = ExitCode.VERIFICATION_FAILED
 
-
-class RefusedError(GlasshouseError):
+class RefusedError(GlasshouseError, fault="runtime", exit_code=ExitCode.REFUSED):
     """The gate refused; nothing was released."""
 
-    fault = "runtime"
-    exit_code = ExitCode.REFUSED
+
+class PeerError(GlasshouseError, fault="peer", exit_code=ExitCode.UNREACHABLE):
+    """The other end is away, slow, or answers what it must not."""
 
 
-class PeerError(GlasshouseError):
-    """The other end is away, slow, or says what it must not say."""
-
-    fault = "peer"
-    exit_code = ExitCode.UNREACHABLE
-
-
-class PlatformError(GlasshouseError):
+class PlatformError(GlasshouseError, fault="machine", exit_code=ExitCode.RUN_FAILED):
     """This machine lacks what was asked for."""
 
-    fault = "machine"
-    exit_code = ExitCode.RUN_FAILED
 
-
-class RunError(GlasshouseError):
+class RunError(GlasshouseError, fault="job", exit_code=ExitCode.RUN_FAILED):
     """The job itself failed, was killed or was interrupted."""
 
-    fault = "job"
-    exit_code = ExitCode.RUN_FAILED
 
-
-class CollectiveError(GlasshouseError, RuntimeError):
+class CollectiveError(GlasshouseError, RuntimeError, fault="peer", exit_code=ExitCode.RUN_FAILED):
     """A sealed collective that cannot be trusted or finished; the group is over on every rank.
 
     Also a RuntimeError, as those that torch raises for its own backends are: scripts that catch one catch this.
@@ -291,19 +270,13 @@ class CollectiveError(GlasshouseError, RuntimeError):
         rank: the rank in the group whose frames or silence it is about, if it is about one.
     """
 
-    fault = "peer"
-    exit_code = ExitCode.RUN_FAILED
-
     def __init__(self, code: Code, message: str, *, hint: str = "", rank: int | None = None) -> None:
         super().__init__(code, message, hint=hint)
         self.rank = rank
 
 
-class ResidueError(GlasshouseError):
+class ResidueError(GlasshouseError, fault="machine", exit_code=ExitCode.RESIDUE):
     """Something of the owner's was found after zeroization."""
-
-    fault = "machine"
-    exit_code = ExitCode.RESIDUE
 
 
 class InternalError(GlasshouseError):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from glasshouse.attestation.evidence import EVIDENCE_TYPE, SignedEvidence
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, EvidenceEnvelope
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.broker.client.owner_client import request
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError
@@ -134,7 +134,7 @@ class Recorder:
 
     def with_own_keys(self, *, launch_signature: str) -> bytes:
         """Return evidence for the victim's challenge and launch token, to the recorder's own HPKE key."""
-        recorded = SignedEvidence.parse(self.held_back)
+        recorded = EvidenceEnvelope.open(self.held_back).read()
         own_name = self.evidence
         claims = replace(recorded.evidence.claims, hpke_public=self.hpke.public, evidence_public=own_name.public)
         made = evidence_message(claims, (), evidence_key=own_name, launch_key=self.launch)
@@ -143,14 +143,14 @@ class Recorder:
         # The victim's launch signature over other claims, pasted beside the recorder's own.
         launch_id = self.victim.launch.key().key_id
         pasted = dict(recorded.envelope.signatures)[launch_id]
-        payload = SignedEvidence.parse(made).evidence.encode()
+        payload = EvidenceEnvelope.open(made).read().evidence.encode()
         own = dsse.sign(EVIDENCE_TYPE, payload, [own_name]).signatures
         both = tuple(sorted([*own, (launch_id, pasted)]))
         return dsse.Envelope(payload_type=EVIDENCE_TYPE, payload=payload, signatures=both).encode()
 
     def with_own_hpke_key(self) -> bytes:
         """Return the recorded evidence with nothing but the HPKE key changed, and the signatures as they were."""
-        recorded = SignedEvidence.parse(self.held_back)
+        recorded = EvidenceEnvelope.open(self.held_back).read()
         claims = replace(recorded.evidence.claims, hpke_public=self.hpke.public)
         payload = replace(recorded.evidence, claims=claims).encode()
         return replace(recorded.envelope, payload=payload).encode()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from glasshouse.attestation.claims import CHECKS, CheckResult, Claims, HardeningReport, consistent, missing
 from glasshouse.attestation.ear import Ear
-from glasshouse.attestation.evidence import Evidence, SignedEvidence
+from glasshouse.attestation.evidence import Evidence, EvidenceEnvelope
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.verify import check_1_message
 from glasshouse.errors import GlasshouseError
@@ -44,8 +44,8 @@ def _ear(text: str) -> Ear:
 
 
 PARSERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
-    "evidence": (SignedEvidence.parse, MESSAGE),
-    "payload": (Evidence.parse, SignedEvidence.parse(MESSAGE).envelope.payload),
+    "evidence": (lambda data: EvidenceEnvelope.open(data).read(), MESSAGE),
+    "payload": (Evidence.parse, EvidenceEnvelope.open(MESSAGE).read().envelope.payload),
     "check 1": (check_1_message, MESSAGE),
     "challenge": (Challenge.parse, WORLD.challenge.encode()),
     "release": (ReleaseMessage.parse, RELEASE),
@@ -99,8 +99,8 @@ def test_no_other_bytes_pass_for_the_same_document(name: str, data: st.DataObjec
 
 
 REENCODE: dict[str, Callable[[bytes], bytes]] = {
-    "evidence": lambda data: SignedEvidence.parse(data).envelope.encode(),
-    "check 1": lambda data: SignedEvidence.parse(data).envelope.encode(),
+    "evidence": lambda data: EvidenceEnvelope.open(data).read().envelope.encode(),
+    "check 1": lambda data: EvidenceEnvelope.open(data).read().envelope.encode(),
     "payload": lambda data: Evidence.parse(data).encode(),
     "challenge": lambda data: Challenge.parse(data).encode(),
     "release": lambda data: ReleaseMessage.parse(data).encode(),

@@ -10,6 +10,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
 from glasshouse.attestation.claims import (
     CHECKS,
     CheckResult,
@@ -38,7 +41,7 @@ from glasshouse.handshake.launch import LaunchFile, TokenClaims, issue_token
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
 from glasshouse.wire import dsse
-from glasshouse.wire.crypto import RecipientKey, SigningKey, derive, sha256
+from glasshouse.wire.crypto import HPKE_PRIVATE_BYTES, RecipientKey, SigningKey, lengths_prefixed, sha256
 from glasshouse.wire.group import Group
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.states import State
@@ -54,7 +57,9 @@ def signing_key(name: str) -> SigningKey:
 
 
 def hpke_key(name: str) -> RecipientKey:
-    return RecipientKey(derive(sha256(name.encode()), b"glasshouse test hpke key", length=96))
+    info = lengths_prefixed(b"glasshouse test hpke key")
+    hkdf = HKDF(algorithm=SHA256(), length=HPKE_PRIVATE_BYTES, salt=None, info=info)
+    return RecipientKey(hkdf.derive(sha256(name.encode())))
 
 
 def identifier(name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from glasshouse.attestation.ear import Ear
-from glasshouse.attestation.evidence import SignedEvidence
+from glasshouse.attestation.evidence import EvidenceEnvelope
 from glasshouse.attestation.roots.appraised import SOFTWARE_VECTOR, EarStatus
 from glasshouse.handshake.broker_side import EAR_GRACE_S
 from glasshouse.wire.policy import Assurance, Profile
@@ -55,7 +55,7 @@ def sample(world: World) -> Ear:
         manifest_sha256=world.record.manifest_sha256,
         floor_sha256=world.floor.sha256,
         policy_sha256=world.policy.sha256,
-        evidence_sha256=SignedEvidence.parse(world.message()).sha256,
+        evidence_sha256=EvidenceEnvelope.open(world.message()).read().sha256,
         assurance=Assurance.SOFTWARE,
         profile=Profile.STANDARD,
         status=EarStatus.WARNING,

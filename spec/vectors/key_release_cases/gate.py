@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from glasshouse.attestation.claims import ContainerSource, Gpu, SecretMemoryKind, WorkspaceKind, composite
-from glasshouse.attestation.evidence import EVIDENCE_TYPE, SignedEvidence
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, EvidenceEnvelope
 from glasshouse.attestation.measurements.measured import PARTS, Measured
 from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.handshake.delegation import DELEGATION_TYPE, Use
@@ -75,7 +75,7 @@ def gate_input(world: World, message: bytes | Mapping[str, Any], **changes: Any)
 def gate_cases() -> Iterator[Case]:
     world = World()
     honest = world.message()
-    signed = SignedEvidence.parse(honest)
+    signed = EvidenceEnvelope.open(honest).read()
     yield case(
         "gate-valid",
         "Everything is as it should be.",
@@ -246,7 +246,7 @@ def gate_element_cases() -> Iterator[Case]:
         missing = elements - sum(bare.count(mark) for mark in b",[{")
         gpus = [replace(plain, name="," * min(128, max(0, missing - 128 * number))) for number in range(10)]
         message = world.message(world.claims(gpus=tuple(gpus)))
-        signed = SignedEvidence.parse(message) if code is None else None
+        signed = EvidenceEnvelope.open(message).read() if code is None else None
         found = signed and {"composite": signed.evidence.composite.hex(), "evidence_sha256": signed.sha256.hex()}
         given = gate_input(world, message)
         yield case(name, description, given, code=code, check="1" if code else None, **(found or {}))
@@ -328,7 +328,7 @@ def gate_token_cases(world: World) -> Iterator[Case]:
     early = world.token(issued_s=second + CLOCK_STEP_S + 1)
     yield refused("token-early", "More than a minute before it was issued.", early, "token-expired")
     stepped = world.message(world.claims(token=world.token(issued_s=second + CLOCK_STEP_S)))
-    signed = SignedEvidence.parse(stepped)
+    signed = EvidenceEnvelope.open(stepped).read()
     yield case(
         "gate-valid-clock-back",
         "The broker's clock stepped back by a minute since it issued the token.",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from glasshouse.attestation.evidence import SignedEvidence
+from glasshouse.attestation.evidence import EvidenceEnvelope
 from glasshouse.handshake.messages import RELEASE_REQUEST_TYPE, REQUEST_TYPE, Pending, ReleaseRequest
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import b64encode, encode
@@ -22,7 +22,7 @@ PLACE = Group(id=digest("group"), machines=3, machine=1, ranks=2)
 def gate_cases() -> Iterator[Case]:
     world = World.in_group()
     honest, place = world.message(), PLACE
-    signed = SignedEvidence.parse(honest)
+    signed = EvidenceEnvelope.open(honest).read()
     accepted = {"composite": signed.evidence.composite.hex(), "evidence_sha256": signed.sha256.hex()}
     yield case(
         "gate-valid-group", "One machine of a group; no other was refused.", gate_input(world, honest), **accepted
@@ -105,7 +105,9 @@ def group_cases() -> Iterator[Case]:
 
 def ask_cases() -> Iterator[Case]:
     world = World.in_group()
-    request = ReleaseRequest(nonce=world.challenge.nonce, evidence_sha256=SignedEvidence.parse(world.message()).sha256)
+    request = ReleaseRequest(
+        nonce=world.challenge.nonce, evidence_sha256=EvidenceEnvelope.open(world.message()).read().sha256
+    )
     value = {"evidence_sha256": request.evidence_sha256.hex(), "nonce": b64encode(request.nonce)}
     key = world.evidence_key
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from glasshouse.attestation.ear import Ear
-from glasshouse.attestation.evidence import SignedEvidence
+from glasshouse.attestation.evidence import EvidenceEnvelope
 from glasshouse.errors import FormatError
 from glasshouse.handshake.messages import ReleaseMessage, release_info
 from glasshouse.wire.canonical import b64encode, encode
@@ -93,7 +93,7 @@ def sealed(world: World, ear: str, previous: Mapping[str, Any] | None) -> Releas
     """Return the release, with the ciphertext of the committed vector if it still opens."""
     info = release_info(
         challenge=world.challenge.encode(),
-        evidence_sha256=SignedEvidence.parse(world.message()).sha256,
+        evidence_sha256=EvidenceEnvelope.open(world.message()).read().sha256,
         ear=ear,
         floor_sha256=world.floor.sha256,
         policy_sha256=world.policy.sha256,

@@ -58,15 +58,6 @@ class SignedEvidence:
     evidence: Evidence
     sha256: bytes  # the evidence digest: SHA-256 of the message as it travelled
 
-    @classmethod
-    def parse(cls, message: bytes) -> SignedEvidence:
-        """Parse an evidence message.
-
-        Raises:
-            FormatError: `too-large`, `not-canonical`, `schema-invalid` or `wrong-type`.
-        """
-        return EvidenceEnvelope.open(message).read()
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvidenceEnvelope:
@@ -79,7 +70,7 @@ class EvidenceEnvelope:
 
     @classmethod
     def open(cls, message: bytes) -> EvidenceEnvelope:
-        """Open the envelope; raises what `SignedEvidence.parse` raises."""
+        """Open the envelope; raises `FormatError`."""
         envelope = dsse.Envelope.parse(message, max_bytes=MAX_EVIDENCE_BYTES)
         envelope.payload_of(EVIDENCE_TYPE)
         if len(envelope.signatures) != 2:

@@ -50,7 +50,7 @@ MAX_GPUS = 64
 PUBLIC_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,11})(\.[0-9]{1,6})?")
 OTHER = "other"
 
-# A word of the receipt that is not listed here may have been chosen to say something: it becomes "other".
+# A text of the receipt that is not listed here may have been chosen as a message: it becomes "other".
 NUMBERS = (
     "accuracy",
     "auc",
@@ -190,7 +190,7 @@ class Artifact(
         statement = Statement.from_json(value)
         found = super(Artifact, cls).from_json(statement.predicate_of(ARTIFACT_PREDICATE), where, **apart)
         if statement.subject != found._subject():
-            raise FormatError(Code.SCHEMA, "an artifact whose subject is not what it tells of")
+            raise FormatError(Code.SCHEMA, "an artifact whose subject is not that of its outputs")
         return found
 
     def _subject(self) -> tuple[Json, ...]:

@@ -232,7 +232,7 @@ class Rules:
 
         Raises:
             VerificationError: `log-invalid` for a wrong order, time or place; `state-illegal` for a
-                transition that the state table does not know.
+                transition that is not in the state table.
         """
         if event.sequence != self.size or self.size >= MAX_EVENTS:
             raise self._broken(f"event {event.sequence} where number {self.size} belongs: dropped, repeated or moved")
@@ -246,7 +246,7 @@ class Rules:
             self._check_transition(event)
         elif event.state is not self.state:
             raise VerificationError(
-                Code.STATE_ILLEGAL, f"event {event.sequence} says {event.state} in a run that is {self.state}"
+                Code.STATE_ILLEGAL, f"event {event.sequence} has the state {event.state} in a run that is {self.state}"
             )
         if event.state not in _WHEN.get(event.type, (event.state,)):
             raise self._broken(f"a {event.type} event in a run that is {event.state}")
@@ -271,7 +271,7 @@ class Rules:
             )
         outcome, code = event.body["outcome"], event.body["code"]
         if (outcome is not None) != (event.state is State.ZEROIZED):
-            raise self._broken("the outcome is said when the run is zeroized, and only then")
+            raise self._broken("an outcome belongs to the transition to zeroized, and to no other")
         if code is not None and (event.state not in (State.ZEROIZING, State.ZEROIZED) or outcome == Outcome.COMPLETED):
             raise self._broken("a reason is given for a run that ends other than completed")
         if outcome == Outcome.COMPLETED and not self._sealed:

@@ -1,6 +1,6 @@
 """Receipts: what a run did, as an in-toto Statement v1 signed by the run's evidence key (spec/evidence.md section 5).
 
-Law: ``Receipt.from_json(r.to_json()) == r``. A receipt is the word of the runtime; what
+Law: ``Receipt.from_json(r.to_json()) == r``. A receipt is the runtime's own account; what
 stands behind it is the assurance in it. Source: in-toto attestation framework, Statement v1.
 """
 
@@ -50,7 +50,7 @@ NOT_COVERED = ("evidence-key-wipe",)
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 MAX_OUTPUTS = 400
 
-# A closed list: the receipt lies on the host's disk, and any word would be a way out of the sandbox.
+# A closed list: the receipt lies on the host's disk, and any text would be a way out of the sandbox.
 STOP_REASONS = ("finished", "steps", "stopped", "time")
 
 WEIGHTS = "weights"
@@ -225,7 +225,7 @@ class Receipt(
             ("without probes", not names),
             ("in which a probe answers twice", len(set(names)) != len(names)),
             ("of a completed run that did not search everywhere", completed and not set(names) >= REQUIRED_PROBES),
-            ("that found something and does not say residue", found != (self.outcome is Outcome.RESIDUE)),
+            ("that found something, and whose outcome is another", found != (self.outcome is Outcome.RESIDUE)),
             ("whose outputs do not count up by one", [o.sequence for o in self.outputs] != [*range(len(self.outputs))]),
             ("with too many outputs", len(self.outputs) > MAX_OUTPUTS),
             ("with too many probes", len(self.zeroization) > MAX_PROBES),

@@ -1,7 +1,7 @@
-"""What a run's machine sends to a gate that keeps it: a part of a file, and the run's own word for it.
+"""What a run's machine sends to a gate that keeps it: a part of a file, and the line of the run's log that names it.
 
-The word is a line of the log that a countersigned head covers: so who brings a file needs no key of the run, and can
-bring no other file than the run has. Source: spec/owner-api.md section 7.
+A countersigned head covers that line: a sender needs no key of the run, and can bring no other file than the run has.
+Source: spec/owner-api.md section 7.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def authenticate(
         if authorization is None or len(authorization) > _MAX_CHARS or not authorization.startswith(_SCHEME):
             raise _invalid()
         token = jwt.parse(authorization.removeprefix(_SCHEME))
-        # 2: nothing is computed for a key that this gate does not know.
+        # 2: nothing is computed for a key that is not enrolled.
         owner = owners.get(token.kid)
         if owner is None:
             raise _invalid()

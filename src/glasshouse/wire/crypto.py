@@ -68,14 +68,14 @@ def lengths_prefixed(*parts: bytes) -> bytes:
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
-def derive(key: bytes | bytearray | memoryview, *info: bytes, salt: bytes = b"", length: int = 32) -> bytes:
-    """Derive a key with HKDF-SHA-256 (RFC 5869).
+def derive(key: bytes | bytearray | memoryview, *info: bytes) -> bytes:
+    """Derive a key of 32 bytes with HKDF-SHA-256 (RFC 5869).
 
     Args:
         key: uniformly random input keying material.
         info: a label and what the key is bound to; length-prefixed before use.
     """
-    return HKDF(algorithm=SHA256(), length=length, salt=salt or None, info=lengths_prefixed(*info)).derive(key)
+    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=lengths_prefixed(*info)).derive(key)
 
 
 class Suite(StrEnum):

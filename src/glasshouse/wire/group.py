@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.wire.crypto import GROUP_SECRET_BYTES, derive
+from glasshouse.wire.crypto import derive
 from glasshouse.wire.record import Record, digest, integer
 
 ID_BYTES = 32
@@ -47,4 +47,4 @@ class Group(Record, name="group"):
 
     def secret(self, package_key: bytes | bytearray | memoryview) -> bytes:
         """Derive the group secret, 32 bytes, the same on every machine of the group; in the custodian alone."""
-        return derive(package_key, _LABEL, self.id, self.world_size.to_bytes(4, "big"), length=GROUP_SECRET_BYTES)
+        return derive(package_key, _LABEL, self.id, self.world_size.to_bytes(4, "big"))

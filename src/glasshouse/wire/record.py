@@ -329,6 +329,4 @@ def _by_type(hint: Any, name: str) -> Codec:
         return choice(list(hint))
     if isinstance(hint, type) and issubclass(hint, Record):
         return Codec(hint.from_json, hint.to_json)
-    if hasattr(hint, "from_json"):
-        return Codec(lambda value, _where: hint.from_json(value), hint.to_json)
     raise TypeError(f"{name} needs a codec")

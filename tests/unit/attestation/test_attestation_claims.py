@@ -11,7 +11,7 @@ import pytest
 
 from glasshouse.attestation.claims import Claims, ContainerSource, Gpu, composite
 from glasshouse.attestation.ear import Ear
-from glasshouse.attestation.evidence import Evidence, SignedEvidence
+from glasshouse.attestation.evidence import Evidence, EvidenceEnvelope
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots import software
 from glasshouse.attestation.roots.appraised import SOFTWARE_VECTOR, Blob, EarStatus
@@ -64,7 +64,7 @@ def test_claims_and_evidence_survive_their_encoding(world: World) -> None:
     claims = world.claims(gpus=(GPU,), assurance=Assurance.GPU_TEE)
     assert Claims.from_json(claims.to_json()) == claims
     message = world.message(claims, hardware=[Blob(kind="snp", data=b"report")])
-    signed = SignedEvidence.parse(message)
+    signed = EvidenceEnvelope.open(message).read()
     assert signed.evidence.claims == claims
     assert Evidence.parse(signed.evidence.encode()) == signed.evidence
     assert signed.envelope.encode() == message

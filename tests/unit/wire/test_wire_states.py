@@ -107,13 +107,7 @@ def test_different_parts_never_give_the_same_bytes() -> None:
 
 
 def test_derive_is_hkdf_of_rfc_5869_over_the_joined_parts() -> None:
-    key, salt, info = b"k" * 32, b"salt", (b"label", b"bound to")
-    extracted = hmac.digest(salt, key, hashlib.sha256)
-    expanded, block = b"", b""
-    for counter in range(1, 4):
-        block = hmac.digest(extracted, block + lengths_prefixed(*info) + bytes([counter]), hashlib.sha256)
-        expanded += block
-    assert derive(key, *info, salt=salt, length=80) == expanded[:80]
+    key, info = b"k" * 32, (b"label", b"bound to")
     unsalted = hmac.digest(bytes(32), key, hashlib.sha256)
     expected = hmac.digest(unsalted, lengths_prefixed(*info) + b"\x01", hashlib.sha256)
     assert derive(key, *info) == expected
