@@ -25,11 +25,7 @@ _SLURM = "slurm"
 
 
 class StepPrinter(Listener):
-    """Prints the steps of a run whose lifecycle is not shown.
-
-    Args:
-        yes: whether renting is agreed to.
-    """
+    """Prints the steps of a run whose lifecycle is not shown; `yes` agrees to renting."""
 
     def __init__(self, output: CommandOutput, *, yes: bool = False) -> None:
         self._output, self._yes = output, yes

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from glasshouse.errors import Code, PlatformError
+from glasshouse.providers.place.base import Place, Placed
 from glasshouse.providers.protocol.order import Order
 from glasshouse.providers.serve.facts import free_addresses
 from glasshouse.providers.serve.runs import Run
@@ -19,7 +20,7 @@ from glasshouse.providers.serve.runs import Run
 _LOOK_S = 0.1
 
 
-class LocalPlaced:
+class LocalPlaced(Placed):
     """A run on this machine."""
 
     problem = ""
@@ -29,9 +30,8 @@ class LocalPlaced:
         # Readable when its keeper has ended: waiting costs nothing while it trains.
         self._keeper: int | None = None
 
-    def connect(self) -> str | None:
-        """Return None: the broker is reached as it is."""
-        return None
+    def connect(self) -> None:
+        """Do nothing: the broker is reached as it is."""
 
     def upload(self, package: Path, on_progress: Callable[[int, int], None]) -> str:
         return str(package)
@@ -71,7 +71,7 @@ class LocalPlaced:
             self._keeper = None
 
 
-class LocalPlace:
+class LocalPlace(Place):
     """This machine, as it is."""
 
     name = "local"
@@ -79,7 +79,6 @@ class LocalPlace:
     container_source = "minted"
 
     def check(self, package_bytes: int = 0) -> None:
-        """See that this is Linux; raises `PlatformError`."""
         if not sys.platform.startswith("linux"):
             raise PlatformError(Code.PLATFORM, "a runtime needs Linux; seal here and run on a Linux machine")
 
@@ -87,7 +86,6 @@ class LocalPlace:
         """Return None: it is what this process can import."""
 
     def addresses(self, machines: int) -> tuple[str, ...]:
-        """Return free ports of the loopback; raises `PlatformError`."""
         return free_addresses("127.0.0.1", machines)
 
     def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> LocalPlaced:

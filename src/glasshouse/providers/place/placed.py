@@ -15,6 +15,7 @@ from typing import TypeVar
 import blake3
 
 from glasshouse.errors import Code, GlasshouseError, PeerError
+from glasshouse.providers.place.base import Placed
 from glasshouse.providers.place.kept_files import KeptFiles
 from glasshouse.providers.place.place_channel import ANSWER_S, PlaceChannel
 from glasshouse.providers.protocol.order import Order
@@ -42,7 +43,7 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-class RemotePlaced:
+class RemotePlaced(Placed):
     """One run at a place; see `Placed`.
 
     Args:
@@ -122,7 +123,6 @@ class RemotePlaced:
                 return digest
 
     def start(self, order: Order, launch: bytes, *, check: Callable[[], None] = lambda: None) -> int:
-        """Start the runtime and return its process id there; see `Placed`."""
         members = self._run, order.package, len(launch), order.max_seconds, order.ranks, order.peers, order.relay
 
         def start(channel: PlaceChannel) -> int:
@@ -133,7 +133,6 @@ class RemotePlaced:
         return self._insisted(start, until_s=lambda: deadline_s, check=check)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Take what is new for at most a time; return the exit code once the run has ended and all of it is here."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             ended = None
@@ -147,15 +146,12 @@ class RemotePlaced:
                 return ended
 
     def interrupt(self) -> None:
-        """Ask the runtime to stop, zeroize and end: now, or when the place can be reached again."""
         self._asked = self._asked or "interrupt"
 
     def kill(self) -> None:
-        """End it at once; as `interrupt`."""
         self._asked = "kill"
 
     def stop(self) -> None:
-        """Ask the runtime to stop now; raises `PeerError`."""
         self._connected().ask("stop", self._run, "interrupt")
 
     def remove(self, package: str | None = None) -> None:
@@ -166,7 +162,6 @@ class RemotePlaced:
         self._connected().ask("remove", self._run, package)
 
     def close(self) -> None:
-        """Leave it to itself: it goes on."""
         for channel in (self._channel, self._opening):
             if channel is not None:
                 (PlaceChannel.close if channel.busy else self._leave)(channel)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from glasshouse.errors import Code, PeerError, PlatformError
+from glasshouse.providers.place.base import Place
 from glasshouse.providers.place.bundled import install
 from glasshouse.providers.place.place_channel import PlaceChannel
 from glasshouse.providers.place.placed import RemotePlaced
@@ -46,7 +47,7 @@ _MOST_BYTES = 1 << 44
 _INSTALLED_CHARS, _RUNS_CHARS, _FILES_CHARS = 1 << 20, (1 << 14) * (32 + _VALUE_CHARS), 8 << 20
 
 
-class SshPlace:
+class SshPlace(Place):
     """A machine that is reached by a command, and has Glasshouse installed or is sent a bundle of it.
 
     A shared connection of the user's (``ControlMaster``) saves logins, and hangs with its line for as long as its own
@@ -85,7 +86,6 @@ class SshPlace:
         self._failed = 0
 
     def addresses(self, machines: int) -> tuple[str, ...]:
-        """Return addresses that are free there; raises `PeerError`, `PlatformError`."""
         found: tuple[str, ...]
         (found,) = self._ask(lambda channel: channel.ask("addresses", machines, self._address))
         if len(found) != machines:
@@ -130,7 +130,6 @@ class SshPlace:
             )
 
     def installed(self) -> dict[str, str]:
-        """Return what is installed there; raises `PeerError`, `PlatformError`."""
         found = self._ask(lambda channel: self._pages(channel, "installed", "versions", _INSTALLED_CHARS))
         return {name: _plain(version) for name, version in found.items()}
 
@@ -166,7 +165,6 @@ class SshPlace:
         return found
 
     def close(self) -> None:
-        """End the connection that was kept, if one was."""
         if self._kept is not None:
             self._kept[1].close()
             self._kept = None
@@ -184,7 +182,6 @@ class SshPlace:
             return self._pages(channel, "measure", "files", _FILES_CHARS, within_s=_MEASURE_S + _LIST_S)
 
     def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> RemotePlaced:
-        """Return the handle on a run there."""
         # Sealed outputs are a little longer than what they hold; a log fills its share and no more.
         most = (_MOST_BYTES if max_bytes is None else max_bytes) * 1001 // 1000 + _LOG_BYTES
         return RemotePlaced(

@@ -66,11 +66,7 @@ class GateLine:
 
 
 class Relay:
-    """Carries what calls a listening socket over a line to a gate, until it is closed.
-
-    Args:
-        listener: of the calls; belongs to the relay.
-    """
+    """Carries what calls a listening socket, which is the relay's own, over a line to a gate, until it is closed."""
 
     def __init__(self, listener: socket.socket, line: GateLine) -> None:
         self._listener, self._line = listener, line

@@ -12,15 +12,14 @@ from typing import Any
 
 from glasshouse.errors import Code, PeerError, PlatformError, UsageError
 from glasshouse.providers.rental.account_api import Api
-from glasshouse.providers.rental.provider import Offer, Options
+from glasshouse.providers.rental.provider import Offer, Options, Provider
 
 OUTPUT_BYTES = 64 << 10
 
 
-class RestProvider:
+class RestProvider(Provider):
     """An account at a provider, by its key and where its interface is (None: the usual one); base of its `Provider`."""
 
-    name: str
     title: str  # in sentences
     usual_url: str
     settles_s = 180.0  # chosen, not measured: none promises anything
@@ -40,7 +39,6 @@ class RestProvider:
         self._api = Api(self.title, self._url, key, sleep=sleep, jitter=jitter)
 
     def account(self, salt: str) -> str:
-        """Return what differs between accounts. See `Provider`."""
         return self._api.account(salt)
 
     def places(self, machine: str) -> tuple[str, ...]:

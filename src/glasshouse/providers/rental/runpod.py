@@ -109,7 +109,6 @@ class RunPod(RestProvider):
                     yield _offer(options, identity, _usd(kind, _CPU, count), int(count * each_gb))
 
     def rent(self, offer: Offer, start: Start) -> str:
-        """Make a pod, and return its id. See `Provider`."""
         options = start.options
         cloud, center, kind = offer.id.split("/", 2)
         count = offer.gpus
@@ -177,7 +176,6 @@ class RunPod(RestProvider):
         raise UncertainError("RunPod", f"it made {machine}, which is given back: {why}", machine=machine)
 
     def find(self, machine: str) -> Rented | None:
-        """Return a pod by its id; None once it does not exist any more."""
         path = _path(machine)
         answer = self._api.get(path)
         return None if answer.status == 404 else _rented(self._value(path, answer))
@@ -189,7 +187,6 @@ class RunPod(RestProvider):
         return [rented for rented in found if rented is not None]
 
     def output(self, machine: str) -> str:
-        """Return what a pod's start command printed, at most its first 64 KiB."""
         path = f"{_path(machine)}/logs"
         query = {"source": "container", "tail": "5000"}
         answer = self._api.stream(path, query, quiet_s=self.quiet_s, most_bytes=8 * OUTPUT_BYTES)
@@ -200,7 +197,6 @@ class RunPod(RestProvider):
         return "".join(f"{line}\n" for line in _lines(answer.text))[:OUTPUT_BYTES]
 
     def give_back(self, machine: str) -> None:
-        """Destroy a pod and its disk; one that does not exist any more is fine."""
         answer = self._api.ask("DELETE", _path(machine))
         if answer.status not in (200, 202, 204, 404):
             raise self._otherwise(f"DELETE {_path(machine)}", answer)

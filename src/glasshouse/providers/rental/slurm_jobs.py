@@ -14,7 +14,7 @@ from pathlib import Path
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
 from glasshouse.providers.place.ways import NODE_FOLDER, batch_script, login_of
-from glasshouse.providers.rental.provider import Offer, Options, Rented, RentedState, Start, UncertainError
+from glasshouse.providers.rental.provider import Offer, Options, Provider, Rented, RentedState, Start, UncertainError
 from glasshouse.providers.rental.rest import unknown
 
 _CONNECT_S, _ANSWER_S = 10, 60.0
@@ -32,7 +32,7 @@ _REFUSED = re.compile(
 _AWAY = re.compile(r"(?i)unable to contact|socket timed out|connection|could not resolve|timed out|unreachable")
 
 
-class Slurm:
+class Slurm(Provider):
     """A user of a cluster; see `Provider`.
 
     Args:
@@ -120,11 +120,9 @@ class Slurm:
         raise UncertainError("Slurm", _said(err) or "sbatch did not name a job")
 
     def find(self, machine: str) -> Rented | None:
-        """Return a job by its number; None once it is over."""
         return next((one for one in self._jobs() if one.id == machine), None)
 
     def tagged(self, prefix: str) -> list[Rented]:
-        """Return this user's jobs whose names begin so."""
         return [one for one in self._jobs() if one.tag.startswith(prefix)]
 
     def places(self, machine: str) -> tuple[str, ...]:
@@ -135,7 +133,6 @@ class Slurm:
         return tuple(f"slurm://{self._address}/{machine}/{node}" for node in sorted(ready))
 
     def output(self, machine: str) -> str:
-        """Return what a job's batch script printed, at most its first 64 KiB; empty before there is anything."""
         code, out, err = self._run(["head", "-c", str(_MOST_CHARS), "--", _output(machine)])
         if code and "No such file" not in err:
             raise self._failed("head", err)

@@ -90,11 +90,6 @@ def host_key(output: str, nonce: str) -> str | None:
 
 
 def started_anew(output: str, nonce: str, key: str) -> bool:
-    """Return whether a machine printed another host key since this one: it was started anew, and what ran there ended.
-
-    Args:
-        output: what its start command printed until now.
-        nonce, key: of its start, and as `host_key` returned it.
-    """
+    """Return whether another host key was printed since this one: it was started anew, and what ran there ended."""
     lines = [line for line in output.splitlines() if f"{READY} {nonce} " in line]
     return any(line.rstrip().endswith(key) for line in lines) and not lines[-1].rstrip().endswith(key)

@@ -55,11 +55,7 @@ if [ -z "$CONTAINER_API_KEY" ]; then echo "glasshouse: Vast gave this machine no
 
 
 class Vast(RestProvider):
-    """An account at Vast.ai; see `Provider`.
-
-    Args:
-        clock: seconds since 1970; the others as of `RestProvider`.
-    """
+    """An account at Vast.ai; see `Provider`."""
 
     name, title, usual_url = "vast", "vast", "https://console.vast.ai"
 
@@ -127,7 +123,6 @@ class Vast(RestProvider):
         return self._made(self._api.create("PUT", f"/api/v0/asks/{_id(offer.id)}/", body, judged=False))
 
     def find(self, machine: str) -> Rented | None:
-        """Return a machine by its id; None once it does not exist any more. See `Provider`."""
         value = self._unless_gone(self._api.get(_path(machine)))
         if value is None or ("instances" in value and value["instances"] is None):
             return None
@@ -137,7 +132,6 @@ class Vast(RestProvider):
         return found
 
     def tagged(self, prefix: str) -> list[Rented]:
-        """Return all machines of this account whose tags begin so. See `Provider`."""
         query = {"limit": "25", "order_by": json.dumps([{"col": "id", "dir": "asc"}])}
         found = [rented_of(row) for row in self._pages("/api/v1/instances/", "instances", query)]
         return [one for one in found if one.tag.startswith(prefix)]
@@ -161,7 +155,6 @@ class Vast(RestProvider):
         return ""
 
     def give_back(self, machine: str) -> None:
-        """Destroy a machine, its disk too; one that does not exist any more is fine. See `Provider`."""
         self._unless_gone(self._api.ask("DELETE", _path(machine)))
 
     def bill(self, machine: str) -> Decimal | None:

@@ -96,14 +96,7 @@ def answers(folder: Path, runs: Runs, uploads: Uploads) -> dict[str, Callable[..
 
 
 def hello(folder: Path) -> Hello:
-    """Return what is known without a look.
-
-    Args:
-        folder: the place's, on whose disk packages and outputs lie.
-
-    Raises:
-        PlatformError: no runs can be kept in that folder.
-    """
+    """Return what is known without a look; raises `PlatformError` for a folder in which no runs can be kept."""
     _check_folder(folder)
     free = os.statvfs(folder)
     return Hello(
@@ -144,12 +137,7 @@ def _file_system(folder: Path) -> int:
 
 
 def installed(after: str, most: int) -> dict[str, str]:
-    """Return version by normal name of what this process's Python finds, and of ``nvidia-driver``.
-
-    Args:
-        after: only names after this one.
-        most: how many, the first by name.
-    """
+    """Return the first names after one, with versions, of what this Python finds, and of ``nvidia-driver``."""
     from importlib import metadata  # 65 ms of e-mail and calendar, once before a run
 
     found: dict[str, str] = {}
@@ -163,21 +151,13 @@ def installed(after: str, most: int) -> dict[str, str]:
 
 
 def _examine(folder: Path) -> Any:
-    """Return consequence, feature, standing and value of each finding of ``glasshouse doctor``.
-
-    Raises:
-        PlatformError: the machine cannot be looked at.
-    """
+    """Return consequence, feature, standing and value of each finding of ``glasshouse doctor``."""
     # What it tries cannot be undone, so a child does it. The disk is that of its working folder.
     return _child(_EXAMINE, folder, "the machine cannot be looked at: glasshouse doctor failed there")
 
 
 def _measure(folder: Path) -> tuple[Json, dict[str, bytes]]:
-    """Return the parts of this installation's measurement, and its files: part/name → SHA-256.
-
-    Raises:
-        PlatformError: it cannot be measured.
-    """
+    """Return the parts of this installation's measurement, and its files: part/name → SHA-256."""
     found = _child(_MEASURE, folder, "the machine's installation of Glasshouse cannot be measured")
     return found["measurement"], {name: bytes.fromhex(digest) for name, digest in found["files"].items()}
 

@@ -51,11 +51,7 @@ def own_folder(path: Path) -> None:
 
 
 class Runs:
-    """All runs of a place.
-
-    Args:
-        folder: made if need be, mode 0700.
-    """
+    """All runs of a place, in a folder of theirs, which is made if need be."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -71,11 +67,7 @@ class Runs:
 
 
 class Run:
-    """One run.
-
-    Args:
-        folder: its folder, which need not exist.
-    """
+    """One run, by its folder, which need not exist."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

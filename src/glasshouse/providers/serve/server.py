@@ -20,15 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, PlatformError, UsageError
+from glasshouse.providers.protocol import messages
 from glasshouse.providers.protocol.link import MAX_CALLS, Calls, Link
-from glasshouse.providers.protocol.messages import (
-    ASKS,
-    FIRST_CALL,
-    MAX_MESSAGE_CHARS,
-    message,
-    read_message,
-    read_request,
-)
 from glasshouse.providers.protocol.order import Order, RelayOrder
 from glasshouse.providers.serve.facts import answers
 from glasshouse.providers.serve.gate_sockets import GateSockets
@@ -67,12 +60,7 @@ class _Start:
 
 
 class PlaceServer:
-    """One connection's service.
-
-    Args:
-        folder: the place's, made if need be.
-        reader, writer: the channel.
-    """
+    """One connection's service: of a place's folder, made if need be, over the descriptors of a channel."""
 
     def __init__(self, folder: Path, reader: int, writer: int) -> None:
         own_folder(folder)
@@ -82,7 +70,7 @@ class PlaceServer:
         self._selector = selectors.DefaultSelector()
         self._calls = Calls(self._link, self._selector)
         self._gates = GateSockets(folder, self._selector, self._call)
-        self._next_call = FIRST_CALL
+        self._next_call = messages.FIRST_CALL
         self._looks: list[_Look] = []
         self._names: dict[str, set[str]] = {}
         self._starts: dict[int, _Start] = {}
@@ -154,9 +142,9 @@ class PlaceServer:
 
     def _message(self, value: dict[str, Json]) -> None:
         if "ask" in value:
-            self._request(*read_request(value))
+            self._request(*messages.read_request(value))
             return
-        kind, members = read_message(value)
+        kind, members = messages.read_message(value)
         if kind not in ("end", "drop"):
             raise FormatError(Code.SCHEMA, f"{kind} is for an owner")
         (self._calls.end if kind == "end" else self._calls.drop)(*members)
@@ -184,19 +172,19 @@ class PlaceServer:
 
     def _answer(self, number: int, ask: str, members: Any, *, can_wait: bool = False) -> None:
         try:
-            self._link.send(message("ok", number, ASKS[ask].answer.write(members)), can_wait=can_wait)
+            self._link.send(messages.message("ok", number, messages.ASKS[ask].answer.write(members)), can_wait=can_wait)
         except ValueError:
             self._refuse(number, PlatformError(Code.PLATFORM, "the machine's answer is longer than a message may be"))
 
     def _refuse(self, number: int, error: GlasshouseError) -> None:
         whole = f"{error.message} ({error.hint})" if error.hint else error.message
-        self._link.send(message("code", number, error.code.value, whole[:MAX_MESSAGE_CHARS]))
+        self._link.send(messages.message("code", number, error.code.value, whole[: messages.MAX_MESSAGE_CHARS]))
 
     def _put(self, number: int, digest: str, size: int, start: int) -> tuple[()] | None:
         if self._uploads.whole(digest, size):
             return ()
         upload = self._uploads.begin(digest, size, start)
-        self._link.send(message("go", number, True))
+        self._link.send(messages.message("go", number, True))
         self._upload, self._came_s = (number, upload), time.monotonic()
         self._finish_upload(number, upload)
         return None
@@ -239,8 +227,11 @@ class PlaceServer:
         return (self._gates.open(run),)
 
     def _call(self, connection: socket.socket) -> None:
-        number, self._next_call = self._next_call, FIRST_CALL | (self._next_call + 1) & (FIRST_CALL - 1)
-        self._link.send(message("call", number))
+        number, self._next_call = (
+            self._next_call,
+            messages.FIRST_CALL | (self._next_call + 1) & (messages.FIRST_CALL - 1),
+        )
+        self._link.send(messages.message("call", number))
         self._calls.add(number, connection)
 
     def _start(
@@ -260,7 +251,7 @@ class PlaceServer:
         self._starts[number] = _Start(run, order, launch_bytes, bytearray())
 
     def _data(self, stream: int, data: bytes) -> None:
-        if stream >= FIRST_CALL:
+        if stream >= messages.FIRST_CALL:
             self._calls.data(stream, data)
             return
         start = self._starts.get(stream)

@@ -29,10 +29,9 @@ _BLOCK_BYTES = 512
 
 
 class Uploads:
-    """What is there.
+    """What is there, in a folder that is made if need be.
 
     Args:
-        folder: made if need be, mode 0700.
         boot: changes when the machine is started anew; empty where that is not known: then files are synced.
     """
 
@@ -133,11 +132,7 @@ class Uploads:
 
 
 class Upload:
-    """A file on its way.
-
-    Attributes:
-        left: how many bytes are still to come.
-    """
+    """A file on its way, of which `left` bytes are still to come."""
 
     def __init__(self, descriptor: int, part: Path, whole: Path, digest: str, *, size: int, sync: bool) -> None:
         self._descriptor, self._part, self._whole, self._sync = descriptor, part, whole, sync
