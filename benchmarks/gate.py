@@ -216,7 +216,7 @@ def runtimes(levels: Sequence[int], exchanges: int, place: Path) -> dict[str, An
         tempfile.TemporaryDirectory(dir=place, prefix="glasshouse-bench-") as data,
         tempfile.TemporaryDirectory(prefix="glasshouse-") as sockets,
     ):
-        broker = BrokerProcess(Path(sockets), data=Path(data))
+        broker = BrokerProcess(Path(sockets), "--data", data)
         try:
             for number in levels:
                 owners = [Owner(broker, releases=warm_up + exchanges) for _ in range(number)]

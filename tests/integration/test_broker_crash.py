@@ -31,7 +31,7 @@ class Machine:
 
     def broker(self, *dying: str) -> BrokerProcess:
         program = (DYING, *dying) if dying else ("-m", "glasshouse.broker.serving")
-        return BrokerProcess(self.directory, runtime_bind=self.bind, program=program)
+        return BrokerProcess(self.directory, "--runtime-bind", self.bind, program=program)
 
     @contextmanager
     def dies(self, path: str, when: str) -> Iterator[Callable[[Actor, bytes], None]]:

@@ -22,7 +22,8 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerPro
     directory = tmp_path_factory.mktemp("brokers")
     # Started at the same moment on an empty directory: they must agree on one key file and one key.
     with ThreadPoolExecutor(2) as pool:
-        started = list(pool.map(lambda name: BrokerProcess(directory, name=name), ["a", "b"]))
+        sockets = [str(directory / "sockets" / name) for name in "ab"]
+        started = list(pool.map(lambda socket: BrokerProcess(directory, "--owner-socket", socket), sockets))
     yield started
     for broker in started:
         assert broker.stop() == 0

@@ -185,7 +185,7 @@ def test_a_broker_that_comes_back_finds_its_run_again(tmp_path: Path) -> None:
         agent = world.start()
         agent.wait_for_state("running")
         world.broker.kill()
-        with BrokerProcess(home, runtime_bind=address) as again:
+        with BrokerProcess(home, "--runtime-bind", address) as again:
             verdict = ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None)
             assert verdict.exit_code == ExitCode.DONE
             assert again.client().deployment(world.deployment)["releases"] == 1

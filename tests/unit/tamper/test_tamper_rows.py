@@ -11,7 +11,7 @@ import pytest
 
 from glasshouse.attestation import appraise, verify
 from glasshouse.broker.decide.decisions import ApiAnswer
-from glasshouse.broker.decide.key_release import GroupReleases
+from glasshouse.broker.decide.key_release import ReleaseGate
 from glasshouse.broker.decide.releases import make_release, write_release
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake import records
@@ -86,7 +86,7 @@ def test_every_story_of_a_group_holds_against_a_sound_gate(owner: Owner, one: At
 
 def test_a_gate_that_releases_before_all_are_there_is_found_out(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     def at_once(
-        groups: GroupReleases,
+        groups: ReleaseGate,
         connection: Any,
         standing: Any,
         _launch: Any,
@@ -100,7 +100,7 @@ def test_a_gate_that_releases_before_all_are_there_is_found_out(owner: Owner, mo
         write_release(connection, standing.record, made, now_us)
         return ApiAnswer(body=made.body)
 
-    monkeypatch.setattr(GroupReleases, "accept", at_once)
+    monkeypatch.setattr(ReleaseGate, "_accept", at_once)
     several = owner.another(releases=GROUP_RELEASES)
     with pytest.raises(InternalError):
         play(several, next(one for one in GROUP_ATTACKS if one.expected is Code.RANK_REFUSED))
@@ -109,7 +109,7 @@ def test_a_gate_that_releases_before_all_are_there_is_found_out(owner: Owner, mo
 def test_a_gate_that_does_not_end_a_group_for_one_refusal_is_found_out(
     owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GroupReleases, "refused", lambda *_: None)
+    monkeypatch.setattr(ReleaseGate, "_group_refused", lambda *_: None)
     several = owner.another(releases=GROUP_RELEASES)
     row = play(several, GROUP_ATTACKS[0])
     assert not row.held
@@ -117,7 +117,7 @@ def test_a_gate_that_does_not_end_a_group_for_one_refusal_is_found_out(
 
 def test_a_gate_that_lets_two_machines_be_one_is_found_out(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        GroupReleases,
+        ReleaseGate,
         "_check_13",
         lambda _self, _connection, _standing, _launch, appraisal: appraisal.claims.hpke_public[:32],
     )

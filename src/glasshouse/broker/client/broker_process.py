@@ -22,8 +22,7 @@ class BrokerProcess:
 
     Args:
         directory: data directory and owner's socket go below it; mode 0700.
-        data: the data directory, where it lies elsewhere: a socket's path must be short, a disk's need not.
-        name: of the socket, so that several brokers can share one data directory.
+        options: of the program; they take the place of these.
         program: what the interpreter runs.
 
     Raises:
@@ -33,24 +32,19 @@ class BrokerProcess:
     def __init__(
         self,
         directory: Path,
-        *,
-        data: Path | None = None,
-        runtime_bind: str = "127.0.0.1:0",
-        name: str = "owner",
+        *options: str,
         program: Sequence[str] = ("-m", "glasshouse.broker.serving"),
     ) -> None:
-        self._socket = directory / "sockets" / name
         # Isolated: nothing in the working directory or in PYTHON* variables can stand in for our code.
-        command = [sys.executable, "-I", *program, "--stop-at-eof"]
-        command += ["--data", str(data or directory / "data"), "--runtime-bind", runtime_bind]
-        command += ["--owner-socket", str(self._socket)]
+        command = [sys.executable, "-I", *program, "--stop-at-eof", "--data", str(directory / "data")]
+        command += ["--owner-socket", str(directory / "sockets" / "owner"), *options]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
-            ready = self._ready()
+            self._listens = self._ready()
         except BaseException:
             self.kill()
             raise
-        self.runtime_url, self.broker_public = ready.runtime_url, ready.broker_public
+        self.runtime_url, self.broker_public = self._listens.runtime_url, self._listens.broker_public
 
     @property
     def pid(self) -> int:
@@ -59,7 +53,7 @@ class BrokerProcess:
 
     def client(self) -> OwnerClient:
         """Return the owner's client of this broker."""
-        return OwnerClient(self._socket)
+        return OwnerClient(self._listens.owner_socket)
 
     def stop(self) -> int:
         """Signal it to finish, wait until it has, and return its exit status."""

@@ -107,7 +107,26 @@ class Countersigner:
         def decide(connection: Connection) -> ApiAnswer:
             found, signed, answer = judge(connection)
             if not found.row["receipt"]:
-                self._keep_receipt(connection, found, signed, submission.receipt)
+                now_us = self._now_us(found)
+                outcome = Receipt.parse(
+                    Envelope.parse(submission.receipt, max_bytes=len(submission.receipt)).payload
+                ).outcome.value
+                values = {
+                    "receipt": signed.encode(),
+                    "receipt_sha256": signed.receipt_sha256,
+                    "outcome": outcome,
+                    "contact_us": now_us,
+                }
+                _change(connection, found, releases.c.receipt.is_(None), values)
+                audit_log.append(
+                    connection,
+                    "receipt",
+                    now_us,
+                    deployment=found.row["deployment"],
+                    outcome=outcome,
+                    receipt_sha256=signed.receipt_sha256.hex(),
+                    run_id=signed.run_id,
+                )
             return answer
 
         # As with heads: a recorded head beside any receipt, and a receipt that is repeated, decide nothing.
@@ -148,28 +167,6 @@ class Countersigner:
         """Return the owner's delegation of this use, looked up anew: they may have narrowed it, or let it end."""
         return recorded.delegated(
             connection, found.package_id, Use.COUNTERSIGN, broker_public=self._broker.public, now_us=now_us
-        )
-
-    def _keep_receipt(
-        self, connection: Connection, found: recorded.AttestedRuntime, signed: CountersignedReceipt, receipt: bytes
-    ) -> None:
-        now_us = self._now_us(found)
-        outcome = Receipt.parse(Envelope.parse(receipt, max_bytes=len(receipt)).payload).outcome
-        values = {
-            "receipt": signed.encode(),
-            "receipt_sha256": signed.receipt_sha256,
-            "outcome": outcome.value,
-            "contact_us": now_us,
-        }
-        _change(connection, found, releases.c.receipt.is_(None), values)
-        audit_log.append(
-            connection,
-            "receipt",
-            now_us,
-            deployment=found.row["deployment"],
-            outcome=outcome.value,
-            receipt_sha256=signed.receipt_sha256.hex(),
-            run_id=signed.run_id,
         )
 
 

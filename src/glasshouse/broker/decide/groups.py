@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
@@ -42,16 +42,8 @@ def group_record(connection: Connection, group_id: bytes) -> GroupRecord:
     row = connection.execute(_GROUP, {"group": group_id}).one_or_none()
     if row is None:
         raise _unknown()
-    return GroupRecord(
-        id=row.id,
-        deployment=row.deployment,
-        machines=row.machines,
-        ranks=row.ranks,
-        state=GroupState(row.state),
-        deadline_us=row.deadline_us,
-        culprit=row.culprit,
-        code=None if row.code is None else Code(row.code),
-    )
+    named = {field.name: getattr(row, field.name) for field in fields(GroupRecord)}
+    return GroupRecord(**named | {"state": GroupState(row.state), "code": row.code and Code(row.code)})
 
 
 def settle(

@@ -78,12 +78,100 @@ class _BlamedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupReleases:
-    """Decides on machines of groups, whose evidence passed or failed the checks before."""
+class ReleaseGate:
+    """Decides who is given a package key."""
 
     broker: BrokerState
 
-    def accept(
+    def evidence(self, body: bytes) -> Decision:
+        """Read evidence; what is returned decides on it: a release, or a refusal with the first check's code.
+
+        Raises:
+            CheckFailedError: checks 1 and 4, and `nonce-unknown`. Nothing was written then, and no lock taken.
+        """
+        opened, clock_us = check_1_envelope(body), self.broker.clock_us
+        nonce = opened.nonce
+        # What is read here, challenge and launch, is never changed once it is written.
+        found = self.broker.database.read(
+            lambda connection: connection.execute(_BY_NONCE, {"nonce": nonce}).mappings().one_or_none()
+        )
+        asked = broker_side.check_2_known(found)
+        # Before anything is consumed, counted, recorded or refused: a nonce is no secret.
+        check_4_signatures(
+            opened.envelope, evidence_public=opened.evidence_public, launch_public=asked["launch_public"]
+        )
+        signed = check_1_payload(opened)  # not before: it is dear
+        if asked["replays"]:  # used, and a replay was recorded before: a recording played again writes nothing
+            check_2(asked["body"], used=True, now_us=clock_us())
+
+        def decide(connection: Connection) -> ApiAnswer:
+            now_us = clock_us()
+            # Evidence that the launch and evidence keys signed uses the challenge up, whatever comes after.
+            taken = {"challenge": nonce, "used_us": now_us, "evidence_sha256": signed.sha256}
+            if connection.execute(_TAKE, taken).rowcount != 1:
+                return self._replayed(connection, asked, signed.sha256, now_us)
+            answer = self._decided(connection, asked, signed, body, now_us)
+            connection.execute(_KEEP, {"challenge": nonce, "status": answer.status, "answer": answer.body})
+            return answer
+
+        # A recording of what was answered, or came too late: no sign of life of the address that it comes from.
+        fresh = asked["used_us"] is None and clock_us() < Challenge.parse(asked["body"]).expires_us
+        effect = Effect.CREDIT if fresh else Effect.CHARGE
+        return Decision(decide=partial(self.broker.database.write, decide), effect=effect)
+
+    def _replayed(self, connection: Connection, asked: RowMapping, evidence_sha256: bytes, now_us: int) -> ApiAnswer:
+        # None when it was swept since it was looked up.
+        replays = broker_side.check_2_known(
+            connection.execute(_REPLAYS, {"nonce": asked["nonce"]}).scalar_one_or_none()
+        )
+        try:
+            check_2(asked["body"], used=True, now_us=now_us)
+        except CheckFailedError as refusal:
+            answer = ApiAnswer.refusal(refusal)
+            if replays == 0:  # one record for each challenge: a recording cannot fill the disk
+                _audit_refusal(connection, refusal, asked, evidence_sha256, now_us)
+        else:
+            raise InternalError(Code.INTERNAL, "check 2 passed a used challenge")
+        connection.execute(_REPLAYED, {"challenge": asked["nonce"]})
+        return answer
+
+    def _decided(
+        self, connection: Connection, asked: RowMapping, signed: SignedEvidence, message: bytes, now_us: int
+    ) -> ApiAnswer:
+        """Run the other checks on a challenge that this transaction consumed; a refusal is an answer too."""
+        launch = recorded.as_launch(asked)
+        try:
+            challenge = check_2(asked["body"], used=False, now_us=now_us)
+            now_us = max(now_us, challenge.issued_us)
+            recorded.lock_deployment(connection, asked["deployment"])
+            standing = recorded.standing(connection, asked["deployment"], broker_public=self.broker.public)
+            if standing is None:
+                raise InternalError(Code.INTERNAL, "a challenge without its deployment")
+            appraisal = broker_side.appraise(
+                signed,
+                challenge=challenge,
+                record=standing.record,
+                launch=launch,
+                broker_public=self.broker.public,
+                now_us=now_us,
+            )
+            if launch.group is not None:
+                return self._accept(connection, standing, launch, challenge, appraisal, message, now_us)
+            release = make_release(self.broker, connection, standing, challenge, appraisal, now_us)
+            # The counter moves only once everything else has succeeded.
+            write_release(connection, standing.record, release, now_us)
+            return ApiAnswer(body=release.body)
+        except (SQLAlchemyError, OvertakenError):
+            raise
+        except Exception as error:  # whatever happens, the challenge is consumed and nothing is released
+            # What is not a refusal is a defect of the broker: the answer has its code and no detail.
+            refusal = error if isinstance(error, RefusedError) else InternalError(Code.INTERNAL, "the broker failed")
+            if refusal is error:  # a runtime that meets a defect of the broker comes again, and so does its group
+                self._group_refused(connection, launch, Challenge.parse(asked["body"]), refusal.code, now_us)
+            _audit_refusal(connection, refusal, asked, signed.sha256, now_us)
+            return ApiAnswer.refusal(refusal)
+
+    def _accept(
         self,
         connection: Connection,
         standing: DeploymentStanding,
@@ -144,7 +232,7 @@ class GroupReleases:
             mine = blamed.machine == group.machine
             raise (blamed.error if mine else rank_refused(blamed.machine, blamed.error.code)) from None
 
-    def refused(
+    def _group_refused(
         self, connection: Connection, launch: LaunchRecord, challenge: Challenge, code: Code, now_us: int
     ) -> None:
         """Refuse the group of a machine whose evidence was refused, if it still waits.
@@ -213,102 +301,6 @@ class GroupReleases:
         return make_release(
             self.broker, connection, standing, challenge, appraisal, now_us, more=group.machines, group=group
         )
-
-
-class ReleaseGate:
-    """Decides who is given a package key."""
-
-    def __init__(self, broker: BrokerState) -> None:
-        self._broker = broker
-        self._groups = GroupReleases(broker)
-
-    def evidence(self, body: bytes) -> Decision:
-        """Read evidence; what is returned decides on it: a release, or a refusal with the first check's code.
-
-        Raises:
-            CheckFailedError: checks 1 and 4, and `nonce-unknown`. Nothing was written then, and no lock taken.
-        """
-        opened, clock_us = check_1_envelope(body), self._broker.clock_us
-        nonce = opened.nonce
-        # What is read here, challenge and launch, is never changed once it is written.
-        found = self._broker.database.read(
-            lambda connection: connection.execute(_BY_NONCE, {"nonce": nonce}).mappings().one_or_none()
-        )
-        asked = broker_side.check_2_known(found)
-        # Before anything is consumed, counted, recorded or refused: a nonce is no secret.
-        check_4_signatures(
-            opened.envelope, evidence_public=opened.evidence_public, launch_public=asked["launch_public"]
-        )
-        signed = check_1_payload(opened)  # not before: it is dear
-        if asked["replays"]:  # used, and a replay was recorded before: a recording played again writes nothing
-            check_2(asked["body"], used=True, now_us=clock_us())
-
-        def decide(connection: Connection) -> ApiAnswer:
-            now_us = clock_us()
-            # Evidence that the launch and evidence keys signed uses the challenge up, whatever comes after.
-            taken = {"challenge": nonce, "used_us": now_us, "evidence_sha256": signed.sha256}
-            if connection.execute(_TAKE, taken).rowcount != 1:
-                return self._replayed(connection, asked, signed.sha256, now_us)
-            answer = self._decided(connection, asked, signed, body, now_us)
-            connection.execute(_KEEP, {"challenge": nonce, "status": answer.status, "answer": answer.body})
-            return answer
-
-        # A recording of what was answered, or came too late: no sign of life of the address that it comes from.
-        fresh = asked["used_us"] is None and clock_us() < Challenge.parse(asked["body"]).expires_us
-        effect = Effect.CREDIT if fresh else Effect.CHARGE
-        return Decision(decide=partial(self._broker.database.write, decide), effect=effect)
-
-    def _replayed(self, connection: Connection, asked: RowMapping, evidence_sha256: bytes, now_us: int) -> ApiAnswer:
-        # None when it was swept since it was looked up.
-        replays = broker_side.check_2_known(
-            connection.execute(_REPLAYS, {"nonce": asked["nonce"]}).scalar_one_or_none()
-        )
-        try:
-            check_2(asked["body"], used=True, now_us=now_us)
-        except CheckFailedError as refusal:
-            answer = ApiAnswer.refusal(refusal)
-            if replays == 0:  # one record for each challenge: a recording cannot fill the disk
-                _audit_refusal(connection, refusal, asked, evidence_sha256, now_us)
-        else:
-            raise InternalError(Code.INTERNAL, "check 2 passed a used challenge")
-        connection.execute(_REPLAYED, {"challenge": asked["nonce"]})
-        return answer
-
-    def _decided(
-        self, connection: Connection, asked: RowMapping, signed: SignedEvidence, message: bytes, now_us: int
-    ) -> ApiAnswer:
-        """Run the other checks on a challenge that this transaction consumed; a refusal is an answer too."""
-        launch = recorded.as_launch(asked)
-        try:
-            challenge = check_2(asked["body"], used=False, now_us=now_us)
-            now_us = max(now_us, challenge.issued_us)
-            recorded.lock_deployment(connection, asked["deployment"])
-            standing = recorded.standing(connection, asked["deployment"], broker_public=self._broker.public)
-            if standing is None:
-                raise InternalError(Code.INTERNAL, "a challenge without its deployment")
-            appraisal = broker_side.appraise(
-                signed,
-                challenge=challenge,
-                record=standing.record,
-                launch=launch,
-                broker_public=self._broker.public,
-                now_us=now_us,
-            )
-            if launch.group is not None:
-                return self._groups.accept(connection, standing, launch, challenge, appraisal, message, now_us)
-            release = make_release(self._broker, connection, standing, challenge, appraisal, now_us)
-            # The counter moves only once everything else has succeeded.
-            write_release(connection, standing.record, release, now_us)
-            return ApiAnswer(body=release.body)
-        except (SQLAlchemyError, OvertakenError):
-            raise
-        except Exception as error:  # whatever happens, the challenge is consumed and nothing is released
-            # What is not a refusal is a defect of the broker: the answer has its code and no detail.
-            refusal = error if isinstance(error, RefusedError) else InternalError(Code.INTERNAL, "the broker failed")
-            if refusal is error:  # a runtime that meets a defect of the broker comes again, and so does its group
-                self._groups.refused(connection, launch, Challenge.parse(asked["body"]), refusal.code, now_us)
-            _audit_refusal(connection, refusal, asked, signed.sha256, now_us)
-            return ApiAnswer.refusal(refusal)
 
 
 def _audit_refusal(

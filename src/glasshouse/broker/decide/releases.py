@@ -63,9 +63,14 @@ def check_13(
     record, claims = standing.record, appraisal.claims
     # Of both: an HPKE key is read by all on the way and proves nothing to us; an evidence key signs.
     keys_sha256 = sha256(lengths_prefixed(claims.hpke_public, claims.evidence_public))
-    known = _is_known(connection, (record.deployment, keys_sha256, claims.evidence_public, claims.run_id))
-    check_13_budget(released_to=standing.released, known=known, policy=record.policy, more=more)
-    return keys_sha256, known
+    mine = (record.deployment, keys_sha256, claims.evidence_public, claims.run_id)
+    named = {"evidence_public": claims.evidence_public, "run_id": claims.run_id}
+    found = [tuple(row) for row in connection.execute(_KNOWN, named)]
+    # Otherwise one runtime's budget could carry the log of a second one, one log two runs, or one run two receipts.
+    if found not in ([], [mine]):
+        raise others_keys()
+    check_13_budget(released_to=standing.released, known=bool(found), policy=record.policy, more=more)
+    return keys_sha256, bool(found)
 
 
 def make_release(
@@ -133,15 +138,6 @@ def write_release(connection: Connection, record: DeploymentRecord, release: Rel
 def group_facts(group: Group | None) -> dict[str, str | int]:
     """Return what an audit record has of a launch's group; nothing for an ordinary one."""
     return {} if group is None else {"group": group.id.hex(), "machine": group.machine}
-
-
-def _is_known(connection: Connection, mine: tuple[str, bytes, bytes, str]) -> bool:
-    """Return whether this runtime was released to before: its run and both of its keys, or none of them."""
-    found = [tuple(row) for row in connection.execute(_KNOWN, {"evidence_public": mine[2], "run_id": mine[3]})]
-    # Otherwise one runtime's budget could carry the log of a second one, one log two runs, or one run two receipts.
-    if found not in ([], [mine]):
-        raise others_keys()
-    return bool(found)
 
 
 def others_keys() -> CheckFailedError:

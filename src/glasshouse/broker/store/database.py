@@ -71,22 +71,17 @@ class Database:
             InternalError: the transaction was overtaken every time.
         """
         shared: Shared | None = getattr(self._here, "shared", None)
-        run = self._alone if shared is None else shared.write
         for _ in range(_ATTEMPTS):
             try:
-                return run(decide)
+                if shared is not None:
+                    return shared.write(decide)
+                with self.together() as alone:
+                    return alone.write(decide)
             except (IntegrityError, OvertakenError):
                 continue
             except SQLAlchemyError as error:
                 raise _away() from error
         raise InternalError(Code.INTERNAL, "a transaction was overtaken every time it was tried")
-
-    def _alone(self, decide: Callable[[Connection], Result]) -> Result:
-        with self._engine.connect() as connection:
-            _begin(connection)
-            result = decide(connection)
-            connection.commit()
-            return result
 
     @contextmanager
     def together(self) -> Iterator[Shared]:
