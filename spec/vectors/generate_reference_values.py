@@ -12,7 +12,7 @@ from typing import Any
 
 from glasshouse.attestation.measurements.measured import digest_of_part
 from glasshouse.errors import Code
-from glasshouse.jobs.references.released import RELEASED_TYPE, Released
+from glasshouse.jobs.references.known_references import RELEASED_TYPE, Released
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.crypto import SigningKey, sha256

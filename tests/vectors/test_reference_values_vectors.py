@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, FormatError
-from glasshouse.jobs.references.known_references import parts_of
-from glasshouse.jobs.references.released import Released
+from glasshouse.jobs.references.known_references import Released, parts_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "spec" / "vectors" / "reference-values"

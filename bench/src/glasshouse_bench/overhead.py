@@ -52,7 +52,7 @@ def maker(workload: str, job: Path | None, model: str | None, device: str | None
     _choice("--workload", workload, subject.WORKLOADS)
     _choice("--device", device or "auto", _DEVICES)
     if workload != "script" and importlib.util.find_spec("torch") is None:
-        raise UsageError(Code.REQUIREMENT_MISSING, f"{workload} needs torch", hint=install_command("train"))
+        raise UsageError(Code.REQUIREMENT_MISSING, f"{workload} needs torch", hint=install_command())
     if job is not None and model is not None:
         raise UsageError(Code.USAGE, "--model is for the built-in job; the model of yours stands in its job file")
     if job is not None:

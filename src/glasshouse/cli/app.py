@@ -65,7 +65,7 @@ class _Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names, also of the commands of other distributions that can be loaded."""
-        from glasshouse.jobs.owner.extensions import COMMANDS, installed
+        from glasshouse.jobs.owner.installation import COMMANDS, installed
 
         for name in installed(COMMANDS):
             with contextlib.suppress(UsageError):  # its absence from the help is enough
@@ -98,7 +98,7 @@ class _Commands(TyperGroup):
             else:
                 holder.add_typer(group, name=name, help=text)
         else:
-            from glasshouse.jobs.owner.extensions import COMMANDS, OURS, installed, load
+            from glasshouse.jobs.owner.installation import COMMANDS, OURS, installed, load
 
             if name not in OURS and name not in installed(COMMANDS):
                 return

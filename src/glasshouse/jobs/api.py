@@ -18,10 +18,9 @@ from typing import Any
 from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError
 from glasshouse.evidence.events import Event
 from glasshouse.evidence.receipt import Receipt
-from glasshouse.jobs.define.job_content import script_warnings
 from glasshouse.jobs.define.jobfile import load
 from glasshouse.jobs.define.package_records import public_part
-from glasshouse.jobs.define.seal_job import Sealed
+from glasshouse.jobs.define.seal_job import Sealed, script_warnings
 from glasshouse.jobs.define.seal_job import seal as seal_job
 from glasshouse.jobs.owner.home import Home, is_file
 from glasshouse.jobs.owner.known_owners import Anchor, OwnerTrust, recognise
@@ -34,8 +33,7 @@ from glasshouse.jobs.results.fetching import Fetched, fetch_run
 from glasshouse.jobs.results.summary import account_of
 from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.jobs.supervise.prepare import Prepared
-from glasshouse.jobs.supervise.run_job import Listener, Renting, run_job
-from glasshouse.jobs.supervise.run_request import RunRequest
+from glasshouse.jobs.supervise.run_job import Listener, Renting, RunRequest, run_job
 from glasshouse.jobs.supervise.supervision import Ended
 from glasshouse.jobs.verify.verify_named import Verified, verify_named
 from glasshouse.package.manifest import Manifest

@@ -14,7 +14,7 @@ import typer
 
 from glasshouse.cli import app as cli
 from glasshouse.errors import Code, ExitCode, UsageError
-from glasshouse.jobs.owner import extensions
+from glasshouse.jobs.owner import installation as extensions
 from glasshouse.jobs.owner.installation import beside
 from glasshouse.wire import dsse
 from simulators.slot_measurement import OWNER, measured

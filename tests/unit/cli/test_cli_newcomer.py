@@ -16,8 +16,8 @@ from glasshouse.cli.runs import status_command as status
 from glasshouse.cli.show.ending import say_ended
 from glasshouse.cli.show.output import CommandOutput
 from glasshouse.errors import Code, ExitCode
-from glasshouse.jobs.define.job_content import script_warnings
 from glasshouse.jobs.define.jobfile import load
+from glasshouse.jobs.define.seal_job import script_warnings
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.supervise import control
 from glasshouse.jobs.supervise.follow import Seen

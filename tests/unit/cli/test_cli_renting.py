@@ -34,8 +34,7 @@ from glasshouse.jobs.places.rental_watch import watched
 from glasshouse.jobs.places.rented_machine import hand_over, return_left
 from glasshouse.jobs.supervise import run_job
 from glasshouse.jobs.supervise.control import detach
-from glasshouse.jobs.supervise.run_job import Renting
-from glasshouse.jobs.supervise.run_request import RunRequest
+from glasshouse.jobs.supervise.run_job import Renting, RunRequest
 from glasshouse.jobs.supervise.supervision import run_here
 from glasshouse.providers.place.base import Place
 from glasshouse.wire.policy import Profile

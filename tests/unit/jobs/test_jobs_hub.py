@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.define import job_content as content_module
-from glasshouse.jobs.define.job_content import content_of
+from glasshouse.jobs.define import seal_job as content_module
 from glasshouse.jobs.define.jobfile import Job, parse
+from glasshouse.jobs.define.seal_job import content_of
 
 
 def job(folder: Path) -> Job:

@@ -43,15 +43,15 @@ def installed_from(monkeypatch: pytest.MonkeyPatch, origin: str | None) -> None:
 def test_a_checkout_installs_itself_with_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(installation, "_python", lambda: "python")
     monkeypatch.chdir(ROOT)
-    assert install_command("train") == "python -m pip install -e '.[train]'"
+    assert install_command() == "python -m pip install -e '.[train]'"
     monkeypatch.chdir(tmp_path)
-    assert install_command("examples") == f"python -m pip install -e '{ROOT}[examples]'"
+    assert install_command() == f"python -m pip install -e '{ROOT}[train]'"
     assert beside("bench", "glasshouse-train-bench") == f"python -m pip install -e {ROOT}/bench"
 
 
 def test_what_came_from_the_index_is_called_by_its_name_there(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed_from(monkeypatch, None)
-    assert install_command("train") == "python -m pip install 'glasshouse-train[train]'"
+    assert install_command() == "python -m pip install 'glasshouse-train[train]'"
     assert beside("bench", "glasshouse-train-bench") == "python -m pip install glasshouse-train-bench"
 
 
@@ -62,17 +62,17 @@ def test_what_was_installed_from_a_folder_is_installed_from_there(
     folder.mkdir()
     installed_from(monkeypatch, json.dumps({"url": folder.as_uri(), "dir_info": {}}))
     named = "python -m pip install 'glasshouse-train[train]'"
-    assert install_command("train") == named  # the sources are gone
+    assert install_command() == named  # the sources are gone
     (folder / "pyproject.toml").write_text('[project]\nname = "glasshouse"\n')
-    assert install_command("train") == named  # somebody else's
+    assert install_command() == named  # somebody else's
     shutil.copy(ROOT / "pyproject.toml", folder)
-    assert install_command("train") == f"python -m pip install '{folder}[train]'"
+    assert install_command() == f"python -m pip install '{folder}[train]'"
 
 
 @pytest.mark.parametrize("origin", ["", "{", "[]", "{}", '{"url": 3}', '{"url": "https://x.example/a.whl"}'])
 def test_an_origin_that_is_none_is_passed_over(elsewhere: Path, monkeypatch: pytest.MonkeyPatch, origin: str) -> None:
     installed_from(monkeypatch, origin)
-    assert install_command("train") == "python -m pip install 'glasshouse-train[train]'"
+    assert install_command() == "python -m pip install 'glasshouse-train[train]'"
     assert beside("bench", "glasshouse-train-bench") == "python -m pip install glasshouse-train-bench"
 
 
@@ -81,16 +81,16 @@ def test_nothing_that_is_installed_at_all(elsewhere: Path, monkeypatch: pytest.M
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", none)
-    assert install_command("train") == "python -m pip install 'glasshouse-train[train]'"
+    assert install_command() == "python -m pip install 'glasshouse-train[train]'"
     assert beside("bench", "glasshouse-train-bench") == "python -m pip install glasshouse-train-bench"
 
 
 def test_the_interpreter_at_hand_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(sys, "executable", "/opt/my python/bin/python3")
-    assert install_command("train").startswith("'/opt/my python/bin/python3' -m pip install ")
+    assert install_command().startswith("'/opt/my python/bin/python3' -m pip install ")
     monkeypatch.setattr(shutil, "which", lambda name: sys.executable if name == "python3" else None)
-    assert install_command("train").startswith("python3 -m pip install ")
+    assert install_command().startswith("python3 -m pip install ")
 
 
 def test_the_name_is_that_of_the_distribution_and_no_page_or_hint_names_the_strangers() -> None:

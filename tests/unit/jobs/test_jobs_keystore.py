@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.owner.keystore import KeyStore
+from glasshouse.jobs.define.package_records import KeyStore
 from glasshouse.wire.crypto import RecipientKey
 
 PACKAGE, MANIFEST, KEY = "ab" * 16, bytes(range(32)), bytes(range(100, 132))

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.define.input_files import gather
+from glasshouse.jobs.define.package_records import KeyStore
 from glasshouse.jobs.define.private import key_kind
 from glasshouse.jobs.owner import owner_identity as identities
 from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.wire.own_state import LOOKED_AT_BYTES
 

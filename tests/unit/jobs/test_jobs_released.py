@@ -17,14 +17,15 @@ from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.places.runtime_bundle import make_bundle
 from glasshouse.jobs.references.known_references import (
+    Released,
     accepted,
     add_reference,
     differences,
     known_references,
     parts_of,
+    read_released,
     reference,
 )
-from glasshouse.jobs.references.released import Released, read_released
 from glasshouse.wire.crypto import SigningKey
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.define.package_records import KeyStore
 from glasshouse.jobs.define.private import holds_keys
 from glasshouse.jobs.define.wanted import Caps
 from glasshouse.jobs.owner import home as files
 from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import RunFolder, RunRecord

@@ -13,9 +13,9 @@ import pytest
 
 from glasshouse.cli import app as cli
 from glasshouse.errors import ExitCode, UsageError
-from glasshouse.jobs.define.job_content import content_of
 from glasshouse.jobs.define.jobfile import load, parse
 from glasshouse.jobs.define.jobschema import schema
+from glasshouse.jobs.define.seal_job import content_of
 from glasshouse.jobs.define.wanted import format_text, parse_s
 from glasshouse.workloads import registry
 from glasshouse.workloads.job_keys import declared

@@ -14,13 +14,12 @@ import pytest
 
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.define.jobfile import Job, parse
-from glasshouse.jobs.define.package_records import PackageRecord, public_part
+from glasshouse.jobs.define.package_records import KeyStore, PackageRecord, public_part
 from glasshouse.jobs.define.raw_job import of_package
 from glasshouse.jobs.define.seal_job import Sealed, seal
 from glasshouse.jobs.owner import home as files
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.installation import install_command
-from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.supervise.machine_check import check_machine
 from glasshouse.package.read import Package
@@ -167,7 +166,7 @@ def test_an_existing_package_is_kept_unless_told_otherwise(job: Job, home: Home,
 def test_a_file_that_changes_while_it_is_sealed_leaves_nothing(
     job: Job, home: Home, identity: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from glasshouse.jobs.define import job_content as room
+    from glasshouse.jobs.define import seal_job as room
 
     def gather_then_change(*arguments: object, **options: object) -> object:
         sources = gather(*arguments, **options)
@@ -255,7 +254,7 @@ def test_a_machine_that_lacks_a_framework_is_refused_before_the_key_is_released(
         machine_checked(replace(job, workload="mlp", params={"epochs": 1}), home, identity)
     assert refused.value.code is Code.REQUIREMENT_MISSING
     assert refused.value.message == "this machine lacks what mlp trains with: torch"
-    assert refused.value.hint == install_command("train")
+    assert refused.value.hint == install_command()
 
 
 def test_a_machine_that_lacks_a_requirement_is_refused_before_the_key_is_released(

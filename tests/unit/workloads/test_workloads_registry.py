@@ -42,10 +42,10 @@ from glasshouse.workloads.registry import MODULES, missing_frameworks
 MODULES["sort"] = "sorting"
 
 from glasshouse.evidence import artifact
-from glasshouse.jobs.define.job_content import content_of
+from glasshouse.jobs.define.seal_job import content_of
 from glasshouse.jobs.define.jobfile import load
 from glasshouse.jobs.define.jobschema import schema
-from glasshouse.jobs.define.template import template
+from glasshouse.jobs.define.jobschema import template
 from glasshouse.package import manifest
 
 made = template("sort")

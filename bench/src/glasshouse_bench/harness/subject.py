@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.define.job_content import content_of
 from glasshouse.jobs.define.jobfile import Job, load
 from glasshouse.jobs.define.raw_job import Plain, of_job
+from glasshouse.jobs.define.seal_job import content_of
 from glasshouse.jobs.define.wanted import Deployment
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES
 from glasshouse.package.limits import MAX_COUNT

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from glasshouse.cli.options import Force, JsonOptions, argument, option
 from glasshouse.errors import Code, UsageError
-from glasshouse.jobs.define.template import template
+from glasshouse.jobs.define.jobschema import template
 from glasshouse.jobs.owner.home import is_there, write_private
 from glasshouse.wire.policy import SCRIPT, WORKLOADS
 from glasshouse.workloads.job_keys import invalid

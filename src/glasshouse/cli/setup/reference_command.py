@@ -16,15 +16,16 @@ from glasshouse.jobs.references.image import image_files
 from glasshouse.jobs.references.known_references import (
     THIS,
     Files,
+    Released,
     add_reference,
     differences,
     known_references,
     measured_at,
     parts_of,
+    read_released,
     reference,
     remove_reference,
 )
-from glasshouse.jobs.references.released import Released, read_released
 
 group = typer.Typer(no_args_is_help=True)
 

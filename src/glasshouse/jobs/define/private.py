@@ -24,6 +24,9 @@ from glasshouse.wire import own_state
 _PEM_LABELS = (b"BEGIN PRIVATE KEY", b"BEGIN EC PRIVATE KEY", b"BEGIN ENCRYPTED PRIVATE KEY")
 # Line ends as another text may write them, and what it puts before each line.
 _NOT_BASE64 = re.compile(rb"\\+[nrt]|[^A-Za-z0-9+/=]")
+ALWAYS_LEFT_OUT = (".git", ".venv/", "venv/", "__pycache__/", "node_modules/", ".ipynb_checkpoints/")
+"""Left out of every folder input, unless the job takes one back (`!.git`) or names it as an input itself."""
+_USUAL = GitIgnoreSpec.from_lines(ALWAYS_LEFT_OUT)
 
 
 def key_kind(data: bytes) -> str | None:
@@ -97,13 +100,6 @@ def _pem_kind(begin: bytes, body: bytes, end: bytes) -> str | None:
         case ec.EllipticCurvePrivateKey() if isinstance(key.curve, ec.SECP256R1):
             return "a P-256 private key"
     return None
-
-
-ALWAYS_LEFT_OUT = (".git", ".venv/", "venv/", "__pycache__/", "node_modules/", ".ipynb_checkpoints/")
-"""Left out of every folder input, unless the job takes one back (`!.git`) or names it as an input itself."""
-
-
-_USUAL = GitIgnoreSpec.from_lines(ALWAYS_LEFT_OUT)
 
 
 class Excluded:

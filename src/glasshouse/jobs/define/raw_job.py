@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from glasshouse.errors import Code, ExitCode, RunError, UsageError
-from glasshouse.jobs.define.job_content import content_of
 from glasshouse.jobs.define.jobfile import Job
+from glasshouse.jobs.define.package_records import KeyStore
+from glasshouse.jobs.define.seal_job import content_of
 from glasshouse.jobs.owner.home import Home, private_folder, write_private
-from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.package.content import verify_content
 from glasshouse.package.read import Package

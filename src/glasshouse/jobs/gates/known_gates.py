@@ -1,6 +1,7 @@
-"""The gates that an owner has added, by name.
+"""The gates that an owner has added, by name, each also as the broker of a run.
 
-Law: a gate is identified by its pinned signing key, and a package key is sent to its pinned certificate alone.
+Laws: a gate is identified by its pinned signing key, and a package key is sent to its pinned certificate alone; after
+its preparation a run needs no private key of the owner's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lengths of time, `90s`, `10m`, `2h`, `7d`, and moments, as text."""
+"""Lengths of time and moments as text for people, and the clock of what has a deadline."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
 from glasshouse.jobs.owner.home import Home, is_file, open_regular, private_folder, write_private
 from glasshouse.jobs.owner.owner_identity import OwnerPublic, read_public
+from glasshouse.package.layout import MAGIC
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Package
 from glasshouse.wire.canonical import Json
@@ -25,7 +26,7 @@ from glasshouse.wire.dsse import Envelope
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SUFFIX = ".pub"
 _FINGERPRINT_CHARS = 40
-_PACKAGE_MAGIC = b"\x89GHS"
+_PACKAGE = MAGIC[:4]  # also of one whose magic a transfer damaged
 
 
 class Anchor(StrEnum):
@@ -175,9 +176,9 @@ def _claimed(document: Path) -> tuple[set[str], OwnerPublic | None]:
         document = document.with_name("receipt.json")
     try:
         with open_regular(document) as stream:
-            start = stream.read(len(_PACKAGE_MAGIC))
+            start = stream.read(len(_PACKAGE))
             stream.seek(0)
-            if start == _PACKAGE_MAGIC:
+            if start == _PACKAGE:
                 owner = _owner_of(Package.open(stream).manifest)
                 return {key_id(owner.signing)}, owner
             data = stream.read(MAX_BUNDLE_BYTES + 1)

@@ -1,4 +1,4 @@
-"""Names a process so that a later one with the same number is not taken for it."""
+"""Names a process so that a later one with the same number is not taken for it, and handles signals to this one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from types import FrameType
 
 from glasshouse.runtime.watchdog.session_record import Process
 from glasshouse.wire.record import Record
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,9 +74,6 @@ class Interrupts:
     def __call__(self, number: int = signal.SIGTERM, *_frame: object) -> None:
         self.count += 1
         self.by_key += number == signal.SIGINT
-
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def stoppable() -> contextlib.AbstractContextManager[None]:

@@ -1,25 +1,33 @@
-"""Installations that an owner accepts, by name: what was recorded of each, file by file (docs/adr/0028).
+"""Installations that an owner accepts: what was recorded of each by name, file by file (docs/adr/0028), and releases.
 
 Laws: another machine's account of its files is recorded only when the owner asks for it; a difference is reported and
-decides nothing: the gate compares evidence with what is recorded.
+decides nothing: the gate compares evidence with what is recorded. Values of a release, signed by
+its maker (spec/key-release.md, 5.7), cover Glasshouse and its ciphers and nothing else; without a key that was named
+for them none is accepted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 from glasshouse.attestation.measurements.measured import PARTS, Measured, References, digest_of_part
 from glasshouse.attestation.measurements.measurement import measure_runtime, measured_files
-from glasshouse.errors import Code, FormatError, PeerError, RefusedError, UsageError
+from glasshouse.errors import Code, FormatError, PeerError, RefusedError, UsageError, VerificationError
 from glasshouse.jobs.owner.home import MAX_STATE_BYTES, Home, is_there, private_folder, read_bounded, write_private
+from glasshouse.jobs.places.runtime_bundle import bundled_files
 from glasshouse.providers.place.base import Place
 from glasshouse.providers.place.ssh import SshPlace
+from glasshouse.wire import dsse
 from glasshouse.wire.canonical import decode, encode
-from glasshouse.wire.record import choice, digest, table, text
+from glasshouse.wire.crypto import SigningKey
+from glasshouse.wire.record import IDENTIFIER, Identifier, Record, choice, digest, table, text
 
 THIS = "this"
 """The name of this installation, which is accepted where a job names no other."""
@@ -31,6 +39,16 @@ _NAMED, _NAME_CHARS = 3, 200  # differing files that a refusal names, and how mu
 # The files of each part, or of those that a release has: name → SHA-256.
 Files = Mapping[str, Mapping[str, bytes]]
 _FILES = table(len(PARTS), choice(PARTS), table(1 << 20, text(4096), digest()), min_items=1)
+RELEASED_TYPE = "application/vnd.glasshouse.reference-values+json"
+MAX_RELEASED_BYTES = 2 * MAX_STATE_BYTES
+_SUFFIXES = (".py", ".pyc", ".so", ".dylib")
+_BELOW = r"(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+"
+_NAMES = {
+    "cryptography": re.compile(rf"(blake3|cryptography){_BELOW}|_cffi_backend\.[A-Za-z0-9._+-]+"),
+    "glasshouse": re.compile(rf"glasshouse{_BELOW}"),
+}
+_PYTHON = re.compile(r"3\.[1-9][0-9]?")
+_MAX_DISTRIBUTIONS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,3 +216,80 @@ def _check(home: Home, place: Place, references: References, names: Sequence[str
         + "; nothing was released",
         hint=f'{accept}; and then [policy] reference = ["NAME"] in the job',
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Released(Record, name="reference values", max_bytes=MAX_RELEASED_BYTES):
+    """What the files of a release measure to.
+
+    Law: ``Released.verified(r.sign(key).encode(), signed_by=key.public) == r``.
+    """
+
+    python: Annotated[str, text(pattern=_PYTHON)]  # what its native code is for
+    machine: Identifier
+    distributions: Annotated[Mapping[str, str], table(_MAX_DISTRIBUTIONS, text(), text(128, IDENTIFIER))]  # versions
+    # Of `glasshouse`, and where they are part of the release of `cryptography`: name → SHA-256. A part that a release
+    # does not determine is refused: its signer does not vouch for interpreters.
+    files: Annotated[
+        Mapping[str, Mapping[str, bytes]],
+        table(len(_NAMES), choice(_NAMES), table(1 << 20, text(500), digest(), min_items=1)),
+    ]
+
+    def __post_init__(self) -> None:
+        if "glasshouse" not in self.files:
+            raise FormatError(Code.SCHEMA, "reference values without files of glasshouse")
+        for part, names in self.files.items():
+            if not all(map(_NAMES[part].fullmatch, names)):
+                raise FormatError(Code.SCHEMA, f"reference values with a file that is none of {part}")
+
+    @classmethod
+    def of_bundle(cls, path: Path) -> Released:
+        """Return the values of what is in a bundle; raises `UsageError` for what is none."""
+        bundle, files = bundled_files(path)
+        measured = {name: hashlib.sha256(data).digest() for name, data in files.items() if name.endswith(_SUFFIXES)}
+        return cls(
+            python=bundle.python,
+            machine=bundle.machine,
+            distributions=bundle.distributions,
+            files={
+                part: {name: digest for name, digest in measured.items() if pattern.fullmatch(name)}
+                for part, pattern in _NAMES.items()
+            },
+        )
+
+    def sign(self, key: SigningKey) -> dsse.Envelope:
+        """Return it signed."""
+        return dsse.sign(RELEASED_TYPE, self.encode(), [key])
+
+    @classmethod
+    def verified(cls, data: bytes, *, signed_by: bytes) -> Released:
+        """Verify an envelope by a raw Ed25519 public key and return what was signed; raises `FormatError`."""
+        envelope = dsse.Envelope.parse(data, max_bytes=MAX_RELEASED_BYTES)
+        return cls.parse(envelope.verify(RELEASED_TYPE, signed_by))
+
+
+def read_released(path: Path, *, signed_by: str) -> Released:
+    """Return a release's reference values from a file.
+
+    Args:
+        signed_by: the public key that has to have signed it, in hex.
+
+    Raises:
+        UsageError: `file-missing`, `too-large`; `usage`: not a key.
+        VerificationError: it is damaged, not such a file, or not signed by that key.
+    """
+    if not re.fullmatch("[0-9a-f]{64}", signed_by):
+        raise UsageError(
+            Code.USAGE,
+            "--signed-by is not 64 small hexadecimal digits",
+            hint="it is the signing key of who made the release, from where they publish it, not from beside the file",
+        )
+    data = read_bounded(path, max_bytes=MAX_RELEASED_BYTES, what="file of reference values")
+    try:
+        return Released.verified(data, signed_by=bytes.fromhex(signed_by))
+    except FormatError as error:
+        raise VerificationError(
+            error.code,
+            f"nothing in {path} is accepted: {error.message}",
+            hint="get file and key again from who made the release; a key that came with the file proves nothing",
+        ) from None

@@ -38,7 +38,7 @@ def check_machine(workload: str, job: Mapping[str, Json], place: Place | None = 
         raise UsageError(
             Code.REQUIREMENT_MISSING,
             f"{name} lacks what {workload} trains with: {', '.join(missing)}",
-            hint=install_command("train") if installed is None else f"install it {where}",
+            hint=install_command() if installed is None else f"install it {where}",
         )
     if missing := lacking(requirements, installed):
         raise UsageError(

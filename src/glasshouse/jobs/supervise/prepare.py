@@ -21,12 +21,11 @@ from glasshouse.errors import Code, FormatError, PeerError, UsageError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile, parse_token_at_issue
 from glasshouse.jobs.define.jobfile import Ranks, check_reachable
-from glasshouse.jobs.define.package_records import GivenTo, PackageRecord, public_part
+from glasshouse.jobs.define.package_records import GivenTo, KeyStore, PackageRecord, public_part
 from glasshouse.jobs.define.wanted import Deployment
 from glasshouse.jobs.gates.embedded import Embedded, Serving
 from glasshouse.jobs.gates.known_gates import GateBroker, audit_gate, relay_of
 from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
@@ -47,6 +46,7 @@ from glasshouse.wire.group import Group
 _SKEW_US = 120_000_000
 _DELEGATION_TRIES = 5
 _MARGIN_S = 2 * 3600
+TOKEN_LIFETIME_S = 900
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,9 +259,6 @@ def _policy(manifest: Manifest, deployment: Deployment, references: References, 
 
 def _now_us() -> int:
     return time.time_ns() // 1000
-
-
-TOKEN_LIFETIME_S = 900
 
 
 def mint(

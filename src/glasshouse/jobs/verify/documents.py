@@ -19,11 +19,12 @@ from glasshouse.jobs.verify.publish import ArtifactVerdict, verify_artifact
 from glasshouse.jobs.verify.run_files import LOGS, sealed_files, verify_log_in, why_unreadable
 from glasshouse.jobs.verify.verdict import Verdict, verify_bundle
 from glasshouse.package.content import verify_content
+from glasshouse.package.layout import MAGIC
 from glasshouse.package.read import Package
 from glasshouse.wire.canonical import Json
 
 BUNDLE_NAME = "receipt.json"
-_PACKAGE_MAGIC = b"\x89GHS"
+_PACKAGE = MAGIC[:4]  # also of one whose magic a transfer damaged
 # Canonical JSON: an envelope's first key, which a bundle does not have.
 _ENVELOPE = b'{"payload":'
 
@@ -137,9 +138,9 @@ def verify_file(
         path = path.with_name(BUNDLE_NAME)
     try:
         with open_regular(path) as stream:
-            start = stream.read(len(_PACKAGE_MAGIC))
+            start = stream.read(len(_PACKAGE))
             stream.seek(0)
-            if start == _PACKAGE_MAGIC:
+            if start == _PACKAGE:
                 return verify_package(stream, owner=owner, content=content, package_key=package_key)
             data = stream.read(MAX_BUNDLE_BYTES + 1)
     except OSError as error:
@@ -204,7 +205,7 @@ def kind_of(path: Path) -> str | None:
         return None
     if path.name in LOGS:
         return "log"
-    if data.startswith(_PACKAGE_MAGIC):
+    if data.startswith(_PACKAGE):
         return "package"
     if data.startswith(_ENVELOPE):
         return "artifact"

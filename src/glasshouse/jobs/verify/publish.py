@@ -1,4 +1,4 @@
-"""Makes the public artifact of a run: from a bundle that verifies as good, and from nothing else."""
+"""Makes the public artifact of a run, from a bundle that verifies as good and from nothing else, and verifies one."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from glasshouse.evidence.artifact import (
 from glasshouse.evidence.canary import check_canaries
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.receipt import Output
+from glasshouse.jobs.define.package_records import KeyStore
 from glasshouse.jobs.owner.durations import format_s, utc
 from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.keystore import KeyStore
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
 from glasshouse.jobs.verify.verdict import SECOND_US, TOO_LONG, Status, Verdict, check_past, verify_bundle

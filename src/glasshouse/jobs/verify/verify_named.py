@@ -11,10 +11,9 @@ from typing import Any, Protocol
 
 from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, PackageError, UsageError, VerificationError
 from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
-from glasshouse.jobs.define.package_records import public_part
-from glasshouse.jobs.owner.extensions import ARTIFACTS, load
+from glasshouse.jobs.define.package_records import KeyStore, public_part
 from glasshouse.jobs.owner.home import Home, is_there, read_bounded
-from glasshouse.jobs.owner.keystore import KeyStore
+from glasshouse.jobs.owner.installation import ARTIFACTS, load
 from glasshouse.jobs.owner.known_owners import OwnerTrust, trusted_owner
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
