@@ -78,7 +78,7 @@ def verify_content(reader: AssetReader, out: BinaryIO | None = None) -> None:
     finally:
         zero(plain)
     if not hmac.compare_digest(digest.digest(), asset.entry.digest):
-        raise PackageError(Code.ASSET_DIGEST, "an asset that is not what its owner's index says")
+        raise PackageError(Code.ASSET_DIGEST, "an asset whose digest is not the one in its owner's index")
 
 
 class AssetStream(io.RawIOBase):

@@ -79,7 +79,7 @@ class Header:
         suites = {code: suite for suite, code in SUITE_CODES.items()}
         if version not in VERSIONS or suite_code not in suites or reserved:
             raise PackageError(
-                Code.UNSUPPORTED, f"a sealed package of version {version}, suite {suite_code}, which is not known here"
+                Code.UNSUPPORTED, f"a sealed package of version {version}, suite {suite_code}, which are not read here"
             )
         check_chunk_bytes(chunk)
         for what, value, least, limit in (
@@ -147,16 +147,16 @@ def sealed_size(plain_bytes: int, chunk_bytes: int) -> int:
     return plain_bytes + TAG_BYTES * chunk_count(plain_bytes, chunk_bytes)
 
 
-def check_package_id(package_id: str) -> bytes:
-    """Return the 16 bytes of a package id; raises `FormatError` (`schema-invalid`)."""
-    if not _IDENTITY.fullmatch(package_id):
-        raise FormatError(Code.SCHEMA, f"a package id that is not 32 hex characters: {package_id[:40]!a}")
-    return bytes.fromhex(package_id)
+def check_id(value: str, what: str) -> bytes:
+    """Return the 16 bytes of the id of `what`; raises `FormatError` (`schema-invalid`)."""
+    if not _IDENTITY.fullmatch(value):
+        raise FormatError(Code.SCHEMA, f"a {what} id that is not 32 hex characters: {value[:40]!a}")
+    return bytes.fromhex(value)
 
 
 def key_commitment(package_key: bytes | bytearray | memoryview, package_id: str) -> bytes:
     """Return the 32 bytes that commit a package to its key: AES-GCM and ChaCha20-Poly1305 do not."""
-    return derive(package_key, _COMMITMENT_LABEL, check_package_id(package_id))
+    return derive(package_key, _COMMITMENT_LABEL, check_id(package_id, "package"))
 
 
 def check_commitment(package_key: bytes | bytearray | memoryview, package_id: str, commitment: bytes) -> None:

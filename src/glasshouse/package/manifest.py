@@ -14,7 +14,7 @@ from glasshouse.package.layout import (
     VERSIONS,
     Header,
     check_chunk_bytes,
-    check_package_id,
+    check_id,
 )
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Codec
@@ -33,7 +33,7 @@ _FORMAT = Codec(lambda value, where: _VERSIONS[_NAME.read(value, where)], FORMAT
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest(Record, name="manifest", max_bytes=MAX_ENVELOPE_BYTES):
-    """What the owner signs and everybody may read; raises `FormatError` or `PackageError` (`package-limit`)."""
+    """What the owner signs and anyone may read; raises `FormatError` or `PackageError` (`package-limit`)."""
 
     package_id: Id  # random
     suite: Suite  # of index and assets
@@ -51,7 +51,7 @@ class Manifest(Record, name="manifest", max_bytes=MAX_ENVELOPE_BYTES):
     version: Annotated[int, Member("format"), _FORMAT] = VERSION  # of the package format, as in the header
 
     def __post_init__(self) -> None:
-        check_package_id(self.package_id)
+        check_id(self.package_id, "package")
         if self.workload not in WORKLOADS:
             raise FormatError(Code.SCHEMA, f"an unknown workload {self.workload[:40]!a}")
         check_chunk_bytes(self.chunk_bytes)

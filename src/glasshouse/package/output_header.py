@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
 from glasshouse.errors import Code, FormatError, PackageError
-from glasshouse.package.layout import check_chunk_bytes
+from glasshouse.package.layout import check_chunk_bytes, check_id
 from glasshouse.package.manifest import MAX_RECIPIENTS
 from glasshouse.package.paths import check_path
 from glasshouse.package.streams import Positioned
@@ -36,7 +35,6 @@ FORMAT = "glasshouse-output/1"
 
 _INFO_LABEL = b"glasshouse output v1 key"
 _COMMITMENT_LABEL = b"glasshouse output v1 key commitment"
-_IDENTITY = re.compile(r"[0-9a-f]{32}")
 
 
 class OutputKind(StrEnum):
@@ -68,8 +66,7 @@ class OutputHeader(Record, name="output", max_bytes=MAX_HEADER_BYTES, constants=
     ]
 
     def __post_init__(self) -> None:
-        if not _IDENTITY.fullmatch(self.run_id):
-            raise FormatError(Code.SCHEMA, f"a run id that is not 32 hex characters: {self.run_id[:40]!r}")
+        check_id(self.run_id, "run")
         check_chunk_bytes(self.chunk_bytes)
         names = [name for name, _ in self.recipients]
         if not 0 < len(names) <= MAX_RECIPIENTS or names != sorted(set(names)):
@@ -91,7 +88,7 @@ class OutputHeader(Record, name="output", max_bytes=MAX_HEADER_BYTES, constants=
         begin = cls.front(data)
         body = memoryview(data)[begin:]
         if int.from_bytes(data[len(MAGIC) : begin], "big") != len(body):
-            raise PackageError(Code.OUTPUT_TAMPERED, "a sealed output whose header has another length than it says")
+            raise PackageError(Code.OUTPUT_TAMPERED, "a sealed output whose header has another length than it states")
         return super(OutputHeader, cls).parse(body, **apart)
 
     @classmethod

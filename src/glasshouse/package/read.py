@@ -45,7 +45,7 @@ class Package:
         header = Header.parse(source.read(0, min(total, HEADER_BYTES)))
         if total < header.total_bytes:
             raise PackageError(
-                Code.PACKAGE_TRUNCATED, f"a package of {total} bytes whose header says {header.total_bytes}"
+                Code.PACKAGE_TRUNCATED, f"a package of {total} bytes whose header states {header.total_bytes}"
             )
         if total > header.total_bytes:
             raise PackageError(Code.PACKAGE_TAMPERED, f"{total - header.total_bytes} bytes behind a package's end")

@@ -86,14 +86,8 @@ def write(
         out: a seekable binary stream; what it held is replaced.
         sources: the files, in any order.
         job: the workload's parameters; canonical JSON, so no floats.
-        workload: `mlp`, `lora` or `script`.
-        floor: what the owner demands of every runtime.
-        owner: signs the manifest.
-        owner_sealing: the owner's HPKE public key.
-        recipients: HPKE public keys to which outputs are sealed.
+        workload, floor, owner, owner_sealing, recipients, package_id, suite, chunk_bytes: as `Manifest` has them.
         package_key: 32 random bytes, for this package alone.
-        package_id: 16 random bytes as hex.
-        chunk_bytes: plaintext bytes of a full chunk.
         progress: called with (plaintext bytes done, plaintext bytes in all) after each chunk.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ from glasshouse.task import uncollected
 from glasshouse.task.channel import Channel
 from glasshouse.task.deliveries import Deliveries
 from glasshouse.task.inputs import Buffer, Inputs, lay_out
-from glasshouse.task.result import decimal
 from glasshouse.wire.canonical import Json
 
 if TYPE_CHECKING:
@@ -319,3 +319,9 @@ class Task:
             for prefix, folder in self._output_dirs.items()
             for name, path in uncollected.regular_files(folder)
         )
+
+
+def decimal(value: Any) -> str | None:
+    """Return a number (or a tensor of one element) as a decimal string, or None when it is not finite."""
+    number = float(value)
+    return f"{number:.6g}" if math.isfinite(number) else None

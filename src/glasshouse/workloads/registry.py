@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from glasshouse.task.handle import Task
-from glasshouse.task.result import Result
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads.job_keys import invalid, job_invalid
 from glasshouse.workloads.params import Example, Params, PlainFile, travelling
-from glasshouse.workloads.process.job_control import JobControl
+from glasshouse.workloads.process.job_control import JobControl, Result
 
 MODULES = {
     "mlp": "glasshouse.workloads.builtin.mlp",

@@ -15,11 +15,10 @@ import torch
 from safetensors.torch import load, save
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError, RunError, UsageError
-from glasshouse.task.result import Result
 from glasshouse.workloads.builtin import lora, training
 from glasshouse.workloads.builtin.lora_params import LoraParams
 from glasshouse.workloads.process import environment
-from glasshouse.workloads.process.job_control import JobControl
+from glasshouse.workloads.process.job_control import JobControl, Result
 from glasshouse.workloads.registry import parse
 from tools.recorder import Recorder, recorded_task
 

@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load
 
 from glasshouse.errors import Code, RunError, UsageError
-from glasshouse.task.result import Result
 from glasshouse.workloads.builtin import mlp
-from glasshouse.workloads.process.job_control import JobControl
+from glasshouse.workloads.process.job_control import JobControl, Result
 from tools.recorder import Recorder, recorded_task
 
 pytestmark = pytest.mark.usefixtures("framework")

@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from glasshouse.task.handle import Task
-from glasshouse.task.result import Result
 from glasshouse.workloads.builtin.lora_params import LoraParams
 from glasshouse.workloads.params import Example, PlainFile
-from glasshouse.workloads.process.job_control import JobControl
+from glasshouse.workloads.process.job_control import JobControl, Result
 
 FRAMEWORKS = ("torch", "transformers", "peft", "safetensors")
 EXAMPLE = Example(

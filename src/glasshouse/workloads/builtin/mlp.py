@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from glasshouse.task.handle import Task
-from glasshouse.task.result import Result
 from glasshouse.workloads.job_keys import choice, integer, job_invalid, needs, number
 from glasshouse.workloads.params import COUNT, NAME, SECONDS, DeviceParams, Example, PlainFile
-from glasshouse.workloads.process.job_control import JobControl
+from glasshouse.workloads.process.job_control import JobControl, Result
 
 FRAMEWORKS = ("torch",)
 EXAMPLE = Example(

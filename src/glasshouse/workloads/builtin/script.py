@@ -20,12 +20,11 @@ from typing import Annotated, Any, Self
 
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.task.handle import Task
-from glasshouse.task.result import Result
 from glasshouse.workloads.job_keys import FLAG, Field, exactly_one, integer, invalid, mapped, read, text, texts
 from glasshouse.workloads.params import NAME, Example, PlainFile
 from glasshouse.workloads.params import Params as Common
 from glasshouse.workloads.process import environment, interpreter
-from glasshouse.workloads.process.job_control import JobControl
+from glasshouse.workloads.process.job_control import JobControl, Result
 from glasshouse.workloads.requirements import REQUIREMENT, lacking
 
 FRAMEWORKS = ()
@@ -95,7 +94,7 @@ class ScriptParams(Common):
         tuple[str, ...],
         texts(_FOLDER, "folders", min_items=1, max_items=16, distinct=True),
         "Folders, relative to the working directory, whose files come back; what is written elsewhere is lost, and "
-        "the summary says so. Of several, each file comes back under its folder's name.",
+        "the summary lists it. Of several, each file comes back under its folder's name.",
     ] = ("outputs/",)
     allow_pickle: Annotated[bool, FLAG, "Let outputs be pickles, which run code when they are loaded."] = False
     max_restarts: Annotated[
@@ -176,7 +175,7 @@ def train(task: Task, params: ScriptParams, control: JobControl) -> Result:
         interrupt.disarm()
         status &= 0xFF
         failure = RunError(Code.SCRIPT_FAILED, f"the script ended its process with exit status {status}")
-        return control.conclude(task, failure if status else _result(task, interrupt))
+        return control.conclude(failure if status else _result(task, interrupt))
 
     def stopped(error: BaseException) -> bool:
         return isinstance(error, KeyboardInterrupt) and interrupt.sent

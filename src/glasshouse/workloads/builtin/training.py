@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from glasshouse.errors import Code, PlatformError, RunError
-from glasshouse.task.handle import Task
-from glasshouse.task.result import Result, decimal
+from glasshouse.task.handle import Task, decimal
 from glasshouse.workloads.params import DeviceParams
+from glasshouse.workloads.process.job_control import Result
 
 
 def prepare(params: DeviceParams) -> torch.device:

@@ -101,7 +101,7 @@ class MachineGroup:
             return call(connection, self._secret, own=self.machine, machine=machine, port=port)
         except (OSError, EOFError):
             connection.close()
-            raise ConnectionRefusedError(f"machine {machine} is not who it should be") from None
+            raise ConnectionRefusedError(f"machine {machine} did not prove itself") from None
 
     def _listen(self) -> None:
         while True:

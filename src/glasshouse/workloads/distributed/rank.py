@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from glasshouse.task.inputs import Inputs
-    from glasshouse.task.result import Result
     from glasshouse.wire.canonical import Json
     from glasshouse.workloads.distributed.rank_channel import RankChannel
+    from glasshouse.workloads.process.job_control import Result
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def _run(channel: RankChannel) -> Result:
     )
     install(task)
     bytecode.allow_third_party()
-    control = JobControl(lambda _task, outcome: _report(channel, outcome))
+    control = JobControl(lambda outcome: _report(channel, outcome))
     channel.listen(control.stop)
     if channel.machine is not None:
         from glasshouse.collectives.torch_backend import reach

@@ -249,7 +249,7 @@ def _connected(path: str) -> socket.socket:
 def _refused() -> RunError:
     return RunError(
         Code.RANK_REFUSED,
-        "this process is no rank that the job's worker knows, and is given nothing",
+        "this process is no rank that the job's worker started, and is given nothing",
         hint="ranks are started by `glasshouse run --ranks N`, each once",
     )
 

@@ -25,7 +25,7 @@ class Join(Record, name="rank request", constants={"type": "join"}):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report(Record, name="ended", constants={"type": "ended"}):
-    """The work of rank 0 at its end; see `task.result.Result`."""
+    """The work of rank 0 at its end; see `process.job_control.Result`."""
 
     unit: Annotated[str, choice(("epoch", "step"))] = "step"
     done: int = 0

@@ -24,13 +24,12 @@ from typing import Any, TypeAlias
 from glasshouse.errors import Code, RunError
 from glasshouse.task.channel import Channel
 from glasshouse.task.handle import Task
-from glasshouse.task.result import Result
 from glasshouse.wire import ranks
 from glasshouse.workloads.builtin import script
 from glasshouse.workloads.distributed.machine_group import STORE_PORT, MachineGroup
 from glasshouse.workloads.distributed.rank_server import Failure, Given, RankLinks, RankServer
 from glasshouse.workloads.process import environment, failures
-from glasshouse.workloads.process.job_control import JobControl
+from glasshouse.workloads.process.job_control import JobControl, Result
 
 _RANK = "from glasshouse.workloads.distributed.rank import main; main()"
 _LOOPBACK = "127.0.0.1"

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TypeAlias
 
 from glasshouse.errors import Code, PlatformError, UsageError
-from glasshouse.task.result import decimal
+from glasshouse.task.handle import decimal
 from glasshouse.wire.canonical import Codec, Json, encode
 from glasshouse.wire.record import Record, Sha256, choice, text
 

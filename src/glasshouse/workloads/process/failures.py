@@ -122,23 +122,23 @@ class _OwnError(RunError):
         self.own = own
 
 
-def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseError:
+def _understood(error: BaseException, subject: str, otherwise: Code) -> GlasshouseError:
     """Return an error as a sentence for its owner."""
     if isinstance(error, GlasshouseError):
         return error
     code = code_of(error, otherwise=otherwise)
     if code is Code.OUT_OF_MEMORY:
         return RunError(
-            code, f"{who} ran out of memory", hint="rent a machine with more memory, or use smaller batches"
+            code, f"{subject} ran out of memory", hint="rent a machine with more memory, or use smaller batches"
         )
     if code in COLLECTIVE:
-        return RunError(code, f"{who} could not go on with the other ranks; its own words are above")
+        return RunError(code, f"{subject} could not go on with the other ranks; its own error is above")
     for recognised, what, hint in _REASONS:
         if recognised(error):
-            return RunError(code, f"{who} {what}", hint=hint)
+            return RunError(code, f"{subject} {what}", hint=hint)
     if _wanted_network(error):
         return RunError(
-            code, f"{who} wanted the network, and the worker has none: policy.egress is empty", hint=_instead(error)
+            code, f"{subject} wanted the network, and the worker has none: policy.egress is empty", hint=_instead(error)
         )
     if isinstance(error, SyntaxError):
         place = f"{Path(error.filename or 'the script').name} line {error.lineno}"
@@ -146,11 +146,11 @@ def _understood(error: BaseException, who: str, otherwise: Code) -> GlasshouseEr
     if isinstance(error, ModuleNotFoundError) and error.name:
         return RunError(
             code,
-            f"{who} imports {error.name!r}, which is neither in the package nor on this machine",
+            f"{subject} imports {error.name!r}, which is neither in the package nor on this machine",
             hint="add it to [inputs] if it is a file of yours; else choose an image that has it, and list it in "
             "requirements, which are checked before anything runs",
         )
-    return RunError(code, f"{who} failed")
+    return RunError(code, f"{subject} failed")
 
 
 # How to recognise a failure, what the training or the script did, and what to do.

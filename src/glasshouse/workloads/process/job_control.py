@@ -1,19 +1,47 @@
-"""How a job ends before its workload does: by its owner, or by a script that ends its process."""
+"""How a job ends: with a result, by its owner, or by a script that ends its process."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from glasshouse.errors import RunError
-from glasshouse.task.handle import Task
-from glasshouse.task.result import Result
+from glasshouse.wire.canonical import Json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """The end of a workload, as the receipt has it."""
+
+    unit: str  # of `done`: `step` or `epoch`
+    done: int
+    elapsed_us: int  # in the training loop
+    stop_reason: str  # `steps`, `time`, `stopped` or `finished`
+    loss_first: str | None = None  # decimal, where a loss was reported
+    loss_final: str | None = None
+    trainable: int | None = None  # number of trained parameters, where known
+    digests: Mapping[str, str] = field(default_factory=dict)  # SHA-256 in hex, by a short name
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the worker's last message to the agent."""
+        loss: Json = None
+        if self.loss_first is not None and self.loss_final is not None:
+            loss = {"first": self.loss_first, "final": self.loss_final}
+        work: Json = {name: getattr(self, name) for name in ("unit", "done", "elapsed_us", "stop_reason")}
+        return {
+            "type": "finished",
+            "work": work,
+            "loss": loss,
+            "trainable": self.trainable,
+            "digests": dict(self.digests),
+        }
 
 
 class JobControl:
     """What a workload registers for the owner's stop; each action is done once, however early the stop comes."""
 
-    def __init__(self, conclude: Callable[[Task, Result | RunError], int]) -> None:
+    def __init__(self, conclude: Callable[[Result | RunError], int]) -> None:
         self.conclude = conclude  # reports the end of a script that ends its process itself; returns the exit status
         self._actions: list[Callable[[], None]] = []
         self._stopped = False

@@ -24,7 +24,6 @@ from glasshouse.task import install
 from glasshouse.task.channel import AgentLink, Channel, EventLines, Message
 from glasshouse.task.handle import Task
 from glasshouse.task.inputs import FolderInputs, Inputs
-from glasshouse.task.result import Result
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import GROUP_SECRET_BYTES
 from glasshouse.wire.group import MAX_MACHINES
@@ -33,7 +32,7 @@ from glasshouse.wire.record import LEFT_OUT, Record, integer
 from glasshouse.workloads import registry
 from glasshouse.workloads.job_keys import job_invalid
 from glasshouse.workloads.process import bytecode, environment, failures
-from glasshouse.workloads.process.job_control import JobControl
+from glasshouse.workloads.process.job_control import JobControl, Result
 
 if TYPE_CHECKING:
     from glasshouse.workloads.distributed.rank_server import Given
@@ -268,7 +267,7 @@ def _run(leg: Protected | Raw, kind: str, workspace: Path, *, protected: bool, r
     )
     install(task)
     leg.channel.send({"type": "opened"})
-    control = JobControl(partial(_conclude, leg.channel))
+    control = JobControl(partial(_conclude, leg.channel, task))
     leg.begin(control)
     if waits is not None:
         _measure(task, params, leg.channel, control, waits)
