@@ -2,5 +2,5 @@
 
 This is the code that is trusted with keys. Laws: it never imports a training framework; keys live in the
 custodian's few moments and in secret memory, plaintext in the worker and in wiped buffers on its way out;
-every run ends through `finish`. Start at `agent`.
+every run ends through `run.zeroize`. Start at `__main__`.
 """

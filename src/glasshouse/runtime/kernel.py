@@ -93,16 +93,12 @@ class Kernel:
         number = syscalls.number(name, self.machine)
         if number is None:
             raise KernelError(name, errno.ENOSYS)
-        return self.call_number(name, number, *arguments)
-
-    def call_number(self, name: str, number: int, *arguments: int | bytes | None) -> int:
-        """Make a system call by its number; `name` is for errors only."""
         words = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
         return self._checked(name, self._libc.syscall(ctypes.c_long(number), *words))
 
-    def prctl(self, option: int, value: int = 0, third: int = 0) -> int:
+    def prctl(self, option: int, value: int = 0) -> int:
         """Make a prctl call; raises `KernelError`, as every method here."""
-        words = [ctypes.c_ulong(word) for word in (value, third, 0, 0)]
+        words = [ctypes.c_ulong(word) for word in (value, 0, 0, 0)]
         return self._checked("prctl", self._libc.prctl(option, *words))
 
     def memfd_secret(self) -> int:
@@ -272,9 +268,19 @@ def detach(keep: set[int]) -> None:
     close_all_but({0, 1, 2, *keep})
 
 
-def end_child(pid: int, patience_s: float = 2.0) -> None:
-    """Kill and reap a child; a tracer can keep it from being reaped, and nothing else, and then it is left."""
+def end_child(pid: int, patience_s: float = 2.0) -> bool:
+    """Kill and reap a child; return whether it is gone, as one is that was reaped or is another's.
+
+    A tracer can keep it from being reaped, and nothing else; then it is left, without memory.
+    """
     deadline_s = time.monotonic() + patience_s
-    os.kill(pid, _signal.SIGKILL)
-    while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline_s:
-        time.sleep(0.001)
+    try:
+        # Asked first: a number that is no child of this process's is never sent a signal.
+        while not os.waitpid(pid, os.WNOHANG)[0]:
+            if time.monotonic() > deadline_s:
+                return False
+            os.kill(pid, _signal.SIGKILL)
+            time.sleep(0.001)
+    except ChildProcessError:
+        pass
+    return True

@@ -98,7 +98,6 @@ class Scene:
         self.run.identity = RunIdentity(launch=launch, token=launch.claims(), evidence_key=key, log=log)
 
     def close(self) -> None:
-        self.run.out.close()
         self.regions.close()
         self.stream.close()
 

@@ -75,10 +75,8 @@ class Printing:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    desk.out.close()
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
 
 
 @pytest.fixture

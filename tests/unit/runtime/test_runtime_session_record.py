@@ -198,7 +198,6 @@ def test_a_record_lies_in_the_runs_folder_until_the_worker_is_gone(
     assert SessionRecord.from_line(kept.read_bytes()) == record
     out.worker_gone()
     assert not kept.exists()
-    out.close()
 
 
 @pytest.mark.parametrize("lives", [False, True])
@@ -211,7 +210,6 @@ def test_a_record_stays_if_something_of_the_worker_does(
     processes = SimpleNamespace(worker=worker, relay=None)
     zeroize._end_worker(SimpleNamespace(session=None, processes=processes, sealed_log=None, out=out))  # type: ignore[arg-type]
     assert (tmp_path / "out" / NAME).exists() == lives
-    out.close()
 
 
 @pytest.mark.parametrize("line", [b"", b"1 2 boot", b"one 2 boot namespace", b"\xff 2 boot namespace", b"1" * 300])

@@ -130,7 +130,6 @@ class Talk:
     def close(self) -> None:
         self.session.end()
         self.theirs.close()
-        self.out.close()
 
 
 @pytest.fixture

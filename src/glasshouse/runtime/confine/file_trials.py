@@ -34,21 +34,13 @@ _F_SETLEASE, _F_RDLCK, _F_UNLCK, _F_SET_RW_HINT = 1024, 0, 2, 1036
 
 def files(base: str, outside: list[str]) -> list[str]:
     """Try to read and write what no rule covers: the probe in `base`, beside the workspace, and the files `outside`."""
-    found = []
-    for path in (base + "/probe", *outside):
-        for name, flags in (("read", os.O_RDONLY), ("write", os.O_WRONLY)):
-            try:
-                os.close(os.open(path, flags | os.O_CLOEXEC))
-                found.append(f"{name}-outside")
-            except OSError:
-                continue
+    tried = (("read", os.O_RDONLY), ("write", os.O_WRONLY))
+    paths = (base + "/probe", *outside)
+    found = [f"{name}-outside" for path in paths for name, flags in tried if not _refusal(path, flags)]
     for path in ("/glasshouse-trial", base + "/trial", "/dev/trial", "/etc/trial", "/usr/trial", "/var/trial"):
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-            os.unlink(path)  # noqa: PTH108 - pathlib is slow to import
+        if not _refusal(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY):
             found.append("create-outside")
-        except OSError:
-            continue
+            os.unlink(path)  # noqa: PTH108 - pathlib is slow to import
     return found
 
 
@@ -82,7 +74,8 @@ def metadata(kernel: Kernel, *, package: int | None, paths: list[str]) -> list[s
     found |= {"sync" for name in ("fdatasync", "fsync", "syncfs") if not _answers(kernel, name, -1)}
     if _answers(kernel, "madvise", 0, 0, _MADV_COLLAPSE):
         found.add("collapse")
-    if _makes_unnamed():
+    # In this folder, the workspace; elsewhere it is made before a refusal.
+    if _refusal(".", os.O_TMPFILE | os.O_RDWR) != errno.EOPNOTSUPP:
         found.add("unnamed")
     if package is not None:
         found |= {f"package-{how}" for how in (*_left_on(kernel, package), *_written(package))}
@@ -126,12 +119,18 @@ def _is_reached(kind: str, path: str) -> bool:
 
 def _opens(path: str, how: int) -> bool:
     """Return whether a file can be opened, as far as its own mode and the rules of this sandbox go."""
+    # ENXIO: nothing reads that pipe now, as later something may.
+    refused = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EROFS, errno.ELOOP)
+    return _refusal(path, how | os.O_NONBLOCK) not in refused
+
+
+def _refusal(path: str, flags: int) -> int:
+    """Try to open a file; return the number of the error, 0 where it opened."""
     try:
-        os.close(os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC))
+        os.close(os.open(path, flags | os.O_CLOEXEC, 0o600))
     except OSError as error:
-        # ENXIO: nothing reads that pipe now, as later something may.
-        return error.errno not in (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EROFS, errno.ELOOP)
-    return True
+        return error.errno or errno.EIO
+    return 0
 
 
 def _is_called(path: str) -> bool:
@@ -195,22 +194,9 @@ def _left_at(kernel: Kernel, path: str) -> list[str]:
         found += ["version"] if error.errno == errno.EFAULT else []
     finally:
         os.close(descriptor)
-    if stat.S_ISREG(mode):
-        try:  # past the cache; nothing is read
-            os.close(os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC))
-            found.append("direct")
-        except OSError:
-            pass
+    if stat.S_ISREG(mode) and not _refusal(path, os.O_RDONLY | os.O_DIRECT):  # past the cache; nothing is read
+        found.append("direct")
     return found
-
-
-def _makes_unnamed() -> bool:
-    """Return whether a file without a name is made in this folder, the workspace; elsewhere it was before a refusal."""
-    try:
-        os.close(os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600))
-    except OSError as error:
-        return error.errno != errno.EOPNOTSUPP
-    return True
 
 
 def _times_and_mode(target: str | int) -> list[str]:

@@ -23,6 +23,8 @@ _FILES = {
     "cgroup2": (("memory.max", "memory.high"), "memory.current", "inactive_file"),
 }
 
+_EVENTS = {"cgroup": "memory.oom_control", "cgroup2": "memory.events"}
+
 
 def available_bytes(root: str = "") -> int:
     """Return how many bytes of memory this process and its children may still take; /proc and /sys lie in `root`."""
@@ -126,11 +128,12 @@ def oom_kills() -> int:
 
 
 def _counters() -> list[str]:
-    found = []
-    for line in _lines("/proc/self/cgroup"):
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            found.append(f"/sys/fs/cgroup{path}/memory.events")
-        elif "memory" in controllers.split(","):
-            found.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
-    return [*found, "/proc/vmstat"]
+    return [*(f"{folder}/{_EVENTS[kind]}" for kind, folder in _groups("")), "/proc/vmstat"]
+
+
+def swap_devices(read: Callable[[str], bytes]) -> int:
+    """Return how many swap devices and files this system has; raises `OSError` where that cannot be read."""
+    try:
+        return len(read("/proc/swaps").splitlines()) - 1
+    except FileNotFoundError:
+        return 0  # a kernel without swap

@@ -20,7 +20,7 @@ import select
 import stat
 import time
 
-from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, REAL, Kernel, close_all_but
+from glasshouse.runtime.kernel import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, REAL, Kernel, close_all_but, end_child
 from glasshouse.wire import own_state
 
 # Warm, 250,000 entries take half a second; on a cold disk several. The agent waits for a minute.
@@ -28,7 +28,6 @@ GIVE_UP_S = 40.0
 # The note where not everything was looked at.
 IN_PART = "shown-searched-in-part"
 _GRACE_S = 5.0
-_REAP_S = 0.002
 _PIECE_BYTES = 1 << 16
 
 # What a folder is met with that is exchanged or removed between the listing of its name and its opening.
@@ -89,16 +88,9 @@ class Look:
         One that is traced may not be, `patience_s` later.
         """
         self.hand_on()
-        deadline = time.monotonic() + patience_s
-        while self._pid:
-            os.kill(self._pid, _signal.SIGKILL)  # our child and not waited for: the number is still its own
-            if os.waitpid(self._pid, os.WNOHANG)[0]:
-                self._pid = 0
-            elif time.monotonic() > deadline:
-                return False
-            else:
-                time.sleep(_REAP_S)
-        return True
+        if self._pid and end_child(self._pid, patience_s):
+            self._pid = 0
+        return not self._pid
 
 
 def answer(reader: int, *, patience_s: float = GIVE_UP_S + _GRACE_S) -> tuple[list[tuple[str, str]], bool]:

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -16,7 +15,7 @@ from glasshouse.custodian.exchange import ANSWER, MAX_PACKET_BYTES, PID_BYTES, F
 from glasshouse.custodian.residue_patterns import region_bytes
 from glasshouse.errors import Code, FormatError, GlasshouseError, InternalError, PackageError, PeerError, PlatformError
 from glasshouse.package.manifest import Manifest
-from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL
+from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, end_child
 from glasshouse.runtime.keys.secret_memory import SecretMemory
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.spawn import library_path, spawn
@@ -157,20 +156,15 @@ class Custodian:
         self._loop.unwatch(self._socket.fileno())
         self._regions = None
         self._socket.settimeout(REAP_PATIENCE_S)
-        self._end(self._executed)
-        self._end(self.pid)
+        end_child(self._executed, REAP_PATIENCE_S)
+        if self.pid:
+            end_child(self.pid, REAP_PATIENCE_S)
         while not self._ended:  # a child that had not sent its number sends it now
             self._receive()
-            self._end(self.pid)
+            if self.pid:
+                end_child(self.pid, REAP_PATIENCE_S)
         self._socket.close()
         self.pid = 0
-
-    def _end(self, pid: int) -> None:
-        deadline_s = self._loop.now_s() + REAP_PATIENCE_S
-        with contextlib.suppress(ChildProcessError):  # it is reaped, or no child of ours
-            while pid and not os.waitpid(pid, os.WNOHANG)[0] and self._loop.now_s() < deadline_s:
-                os.kill(pid, signal.SIGKILL)
-                time.sleep(0.001)
 
     def _answer(self) -> bytes:
         self._loop.run_until(lambda: bool(self._packets) or self._ended, within_s=PATIENCE_S)

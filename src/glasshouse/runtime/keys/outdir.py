@@ -107,11 +107,6 @@ class OutDir:
         """Remove that; nothing happens where there is none."""
         _remove(f"{self._root}/{SESSION_NAME}")
 
-    def close(self) -> None:
-        """Close the logs; nothing is appended after this."""
-        os.close(self._events)
-        os.close(self._heads)
-
     def give_reserve(self) -> None:
         """Free the reserve: from now on only the end of the run is written."""
         _remove(f"{self._root}/.reserve")

@@ -54,11 +54,7 @@ class SecretMemory:
     @property
     def address(self) -> int:
         """Where the region lies in this process."""
-        anchor = ctypes.c_char.from_buffer(self.view)
-        try:
-            return ctypes.addressof(anchor)
-        finally:
-            del anchor
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.view))
 
     @property
     def mapped_bytes(self) -> int:
@@ -67,14 +63,13 @@ class SecretMemory:
 
     def is_refused_to_readers(self) -> bool:
         """Try `process_vm_readv` on the region, as a reader of this memory would; return whether it was refused."""
-        target = bytearray(1)
-        anchor = ctypes.c_char.from_buffer(target)
+        target = ctypes.create_string_buffer(1)
         try:
-            self._kernel.process_vm_readv(os.getpid(), self.address, 1, ctypes.addressof(anchor))
+            self._kernel.process_vm_readv(os.getpid(), self.address, 1, ctypes.addressof(target))
         except KernelError:
             return True
         finally:
-            ctypes.memset(ctypes.addressof(anchor), 0, 1)
+            target[0] = b"\0"
         return False
 
     def is_zero(self) -> bool:

@@ -14,7 +14,7 @@ import sys
 
 from glasshouse.attestation.claims import CheckResult, SecretMemoryKind, WorkspaceKind
 from glasshouse.runtime import kernel as linux
-from glasshouse.runtime.confine import core_dumps, mounts, seccomp
+from glasshouse.runtime.confine import core_dumps, memory_limits, mounts, seccomp
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.keys.secret_memory import SecretMemory
 from glasshouse.runtime.spawn import DEBUGGING, foreign_libraries
@@ -63,12 +63,12 @@ def observe_worker(
         raise ValueError("a worker that is not confirmed")
     tried = {name: report.observed.get(name, _UNAVAILABLE) for name in _TRIED_INSIDE}
     both = [pid] if worker.init_pid is None else [pid, worker.init_pid]
-    if any(_filter_mode(kernel, one) != "2" for one in both):
+    if any(_over_threads(kernel, one, "Seccomp") != {"2"} for one in both):
         # Read back after the exec: what the launcher saw of itself must still hold.
         tried["seccomp-filter"] = _worse(tried["seccomp-filter"], _FAILED)
     observed = {
         **tried,
-        "core-limit-zero": _passed(all(core_dumps.closed(kernel, _core_limit(kernel, one)) for one in both)),
+        "core-limit-zero": _passed(all(core_dumps.closed(kernel, _core_limit(one)) for one in both)),
         "no-swap": _no_swap(kernel, pid, locked=_UNAVAILABLE),
         "not-dumpable": _not_dumpable(kernel, pid, watchdog),
         "secret-memory": _secret(secret),
@@ -102,32 +102,26 @@ def _worse(one: CheckResult, other: CheckResult) -> CheckResult:
 
 
 def _threads(kernel: Kernel, pid: int) -> dict[str, CheckResult]:
-    """Read the state of every thread."""
-    try:
-        states = [kernel.status(pid, thread) for thread in kernel.threads(pid)]
-    except OSError:
-        states = []
     found = {}
-    for check, name, value in (("no-new-privs", "NoNewPrivs", "1"), ("not-traced", "TracerPid", "0")):
-        held = [state.get(name) for state in states]
-        found[check] = _UNAVAILABLE if None in held else _passed(bool(held) and set(held) == {value})
+    for check, field, value in (("no-new-privs", "NoNewPrivs", "1"), ("not-traced", "TracerPid", "0")):
+        held = _over_threads(kernel, pid, field)
+        found[check] = _UNAVAILABLE if None in held else _passed(held == {value})
     return found
 
 
-def _filter_mode(kernel: Kernel, pid: int) -> str | None:
-    """Return the Seccomp field if it is the same for every thread; None where the kernel has none."""
+def _over_threads(kernel: Kernel, pid: int, field: str) -> set[str | None]:
+    """Return what a field of the status of all threads holds: None where it is not, nothing of a process that ended."""
     try:
-        modes = {kernel.status(pid, thread).get("Seccomp") for thread in kernel.threads(pid)}
+        return {kernel.status(pid, thread).get(field) for thread in kernel.threads(pid)}
     except OSError:
-        return "gone"
-    return modes.pop() if len(modes) == 1 else "mixed"
+        return set()
 
 
 def _agent_filter(kernel: Kernel) -> CheckResult:
-    mode = _filter_mode(kernel, os.getpid())
-    if mode is None or not seccomp.supports(kernel.machine):
+    modes = _over_threads(kernel, os.getpid(), "Seccomp")
+    if modes == {None} or not seccomp.supports(kernel.machine):
         return _UNAVAILABLE
-    if mode != "2":
+    if modes != {"2"}:
         return _FAILED
     # Without a filter the first of these fails as there is no such command, and the second succeeds or not.
     for name, arguments in (("keyctl", (_NO_SUCH_KEYCTL,)), ("io_uring_setup", (1, bytes(120)))):
@@ -168,16 +162,12 @@ def _not_dumpable(kernel: Kernel, pid: int, watchdog: Watchdog | None) -> CheckR
     return _UNAVAILABLE if refused is None else _passed(refused)
 
 
-def _core_limit(kernel: Kernel, pid: int) -> tuple[int, int]:
-    """Return soft and hard limit of a process, or -1 where one is not limited or cannot be read."""
+def _core_limit(pid: int) -> tuple[int, int]:
+    """Return soft and hard limit of a process; -1 where it is not limited, or cannot be read."""
     try:
-        for line in kernel.read(f"/proc/{pid}/limits").decode().splitlines():
-            if line.startswith("Max core file size"):
-                soft, hard = (int(word) if word.isdigit() else -1 for word in line.split()[4:6])
-                return soft, hard
+        return resource.prlimit(pid, resource.RLIMIT_CORE)
     except OSError:
-        pass
-    return -1, -1
+        return -1, -1
 
 
 def _memory_locked(kernel: Kernel) -> CheckResult:
@@ -200,10 +190,8 @@ def _memory_locked(kernel: Kernel) -> CheckResult:
 def _no_swap(kernel: Kernel, pid: int, *, locked: CheckResult) -> CheckResult:
     """Return whether memory of a process stays off swap devices: there is none, its group may not, or all is locked."""
     try:
-        if len(kernel.read("/proc/swaps").splitlines()) <= 1:
+        if memory_limits.swap_devices(kernel.read) <= 0:
             return _PASSED
-    except FileNotFoundError:
-        return _PASSED  # a kernel without swap
     except OSError:
         return _UNAVAILABLE
     if locked is _PASSED:

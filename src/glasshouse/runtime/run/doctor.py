@@ -200,7 +200,7 @@ def _locked_memory(kernel: Kernel) -> Finding:
 
 def _swap(kernel: Kernel) -> Finding:
     try:
-        devices = len(kernel.read("/proc/swaps").splitlines()) - 1
+        devices = memory_limits.swap_devices(kernel.read)
     except OSError:
         devices = 0
     return _either(

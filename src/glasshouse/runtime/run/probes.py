@@ -14,7 +14,7 @@ from functools import partial
 from glasshouse.attestation.claims import CheckResult, WorkspaceKind
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.receipt import Probe
-from glasshouse.runtime.confine import mounts
+from glasshouse.runtime.confine import memory_limits, mounts
 from glasshouse.runtime.gate import gpus
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.keys import shared_files
@@ -125,9 +125,7 @@ def probe_swap(*, agent: CheckResult, worker: CheckResult, kernel: Kernel = REAL
     """Judge whether anything can have reached a swap device, by the `no-swap` checks of both while the run lasted."""
     name = "swap"
     try:
-        devices = len(kernel.read("/proc/swaps").splitlines()) - 1
-    except FileNotFoundError:
-        devices = 0
+        devices = memory_limits.swap_devices(kernel.read)
     except OSError:
         return _UNVERIFIABLE(probe=name, detail="not-readable")
     if devices <= 0:

@@ -170,8 +170,7 @@ def _start(found: Processes, options: AgentOptions, loop: Loop, custodian: str |
     from glasshouse.runtime.keys.custodian import PROGRAM, Custodian, Regions
 
     found.regions = Regions.for_package(manifest)
-    program = custodian or PROGRAM
-    found.custodian = Custodian.start(loop, package, found.regions, pycache_prefix=prefix, program=program)
+    found.custodian = Custodian.start(loop, package, found.regions, pycache_prefix=prefix, program=custodian or PROGRAM)
 
 
 def _workspace_bytes() -> int:

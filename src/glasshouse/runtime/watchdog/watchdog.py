@@ -14,7 +14,6 @@ comes and goes between two looks, are not noticed.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 import os
@@ -104,8 +103,7 @@ class Watchdog:
         if self._ended:
             return
         self._ended = True
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it was reaped elsewhere
-            end_child(self.pid)
+        end_child(self.pid)
         self._commands.close()
         os.close(self.alarm_fd)
         self._beat.close()
