@@ -83,11 +83,7 @@ class _Commands(TyperGroup):
             raise typer.Abort from None
 
     def load(self, name: str) -> None:
-        """Import a command; a name that is none stays unknown.
-
-        Raises:
-            UsageError: `requirement-missing`: a command of another distribution cannot be loaded.
-        """
+        """Import a command; a name that is none stays unknown. Raises `UsageError` where another's cannot be loaded."""
         holder, group = typer.Typer(), None
         if name in _COMMANDS:
             wing, text = _COMMANDS[name]

@@ -188,9 +188,6 @@ def read_passphrase(
 ) -> str:
     """Return a passphrase from a file, a descriptor or the terminal; never from argv or the environment.
 
-    Args:
-        hint: what to do where there is no terminal.
-
     Raises:
         UsageError: `identity` or `file-missing`.
     """
@@ -218,11 +215,7 @@ def read_passphrase(
 def ask_new_passphrase(
     file: Path | None, descriptor: int | None, *, prompt: str = "New passphrase: ", hint: str = _NAME_IT
 ) -> str:
-    """Return a new passphrase; on a terminal it is asked for twice.
-
-    Raises:
-        UsageError: `identity` when it is too short or the two differ.
-    """
+    """Return a new passphrase, asked for twice on a terminal; raises `UsageError` for a short one, or two."""
     from glasshouse.jobs.owner.owner_identity import MIN_PASSPHRASE_CHARS
 
     first = read_passphrase(file, descriptor, prompt=prompt, hint=hint)

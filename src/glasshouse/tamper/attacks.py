@@ -279,11 +279,7 @@ class AttackResult:
 
 
 def run_attacks() -> list[AttackResult]:
-    """Play the attacks of one runtime and those of groups, and then both controls.
-
-    Raises:
-        PeerError: the broker does not start or does not answer as a broker does.
-    """
+    """Play the attacks of one runtime and those of groups, then both controls; raises `PeerError` without a broker."""
     with stage() as owner:
         groups = owner.another(releases=GROUP_RELEASES)
         one, several = [(owner, attack) for attack in ATTACKS], [(groups, attack) for attack in GROUP_ATTACKS]

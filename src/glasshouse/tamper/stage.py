@@ -240,11 +240,7 @@ class Actor:
         return self.post("/v1/release", release_request(challenge, evidence, evidence_key=self.evidence))
 
     def open(self, content: bytes, challenge: Challenge, evidence: bytes) -> bytes:
-        """Return the package key in a release, checked as a runtime checks it.
-
-        Raises:
-            PeerError, FormatError, PackageError: it is not this runtime's release.
-        """
+        """Return the package key in this runtime's release; raises `PeerError`, `FormatError`, `PackageError`."""
         manifest = self.owner.manifest
         release = check_release(
             content,

@@ -52,11 +52,7 @@ def command(
 
 
 def _follow(output: CommandOutput, whole: RunFolder, folder: RunFolder, home: Home, identity: Identity) -> None:
-    """Print segments as they come, and hold them to the receipt once there is one.
-
-    Raises:
-        VerificationError: `log-invalid` when the run's end names another log than the one that was shown.
-    """
+    """Print segments as they come, and hold them to the receipt at the end; raises `VerificationError`."""
 
     def over() -> bool:
         return look(whole, home, deep=False).record.phase is Phase.ENDED

@@ -10,13 +10,9 @@ from glasshouse.providers.protocol.order import Order
 
 
 class Placed(Protocol):
-    """One run at a place, from before its start until it has ended there and all of it is here.
+    """One run at a place, from before its start until it has ended there and all of it is here."""
 
-    Attributes:
-        problem: why it cannot be followed at this moment; empty while it can.
-    """
-
-    problem: str
+    problem: str  # why it cannot be followed at this moment; empty while it can
 
     def connect(self) -> str | None:
         """Get ready; return the `broker_url` that the launch file has to name, None for the broker's own.
@@ -78,15 +74,10 @@ class Placed(Protocol):
 
 
 class Place(Protocol):
-    """Where runtimes run.
+    """Where runtimes run."""
 
-    Attributes:
-        name: as people write it.
-        container_source: who names the container: `minted` by us, or read from the `platform`.
-    """
-
-    name: str
-    container_source: str
+    name: str  # as people write it
+    container_source: str  # who names the container: `minted` by us, or read from the `platform`
 
     def check(self, package_bytes: int = 0) -> None:
         """See that a run could be placed, before anything is sealed or sent.
@@ -102,7 +93,7 @@ class Place(Protocol):
         """Return version by normal name of what is installed there, and of ``nvidia-driver``; None for this machine.
 
         Raises:
-            PeerError, PlatformError: it does not say.
+            PeerError, PlatformError: it cannot be listed.
         """
 
     def addresses(self, machines: int) -> tuple[str, ...]:

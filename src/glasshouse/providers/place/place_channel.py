@@ -201,11 +201,7 @@ class PlaceChannel:
     # The wire
 
     def pump(self, timeout_s: float) -> None:
-        """Take what comes within a time; returns at the first that came.
-
-        Raises:
-            PeerError: `place-unreachable`.
-        """
+        """Take what comes within a time, and return at the first; raises `PeerError` `place-unreachable`."""
         with contextlib.suppress(KeyError):
             self._selector.unregister(self._link.writer)
         if self._before is not None:

@@ -93,11 +93,7 @@ class SshPlace(Place):
         return found
 
     def check(self, package_bytes: int = 0) -> None:
-        """Connect, and see that the machine can take a run and that its clock is right; the line is kept for a while.
-
-        Raises:
-            PeerError, PlatformError: it cannot be reached, or lacks what every run needs.
-        """
+        """Connect, and see that the machine can take a run and that its clock is right; keep the line for a while."""
         found: Hello = self._ask(lambda channel: channel.ask("hello"))
         free, memory = found.free_bytes, found.memory_bytes
         if found.system != "Linux":
@@ -134,11 +130,7 @@ class SshPlace(Place):
         return {name: _plain(version) for name, version in found.items()}
 
     def runs(self) -> dict[str, bool]:
-        """Return the ids of all runs that the machine has something of, and whether each goes on.
-
-        Raises:
-            PeerError, PlatformError: as every question.
-        """
+        """Return the ids of all runs that the machine has something of, and whether each goes on; raises as `check`."""
         return self._ask(lambda channel: self._pages(channel, "runs", "runs", _RUNS_CHARS))
 
     def _pages(

@@ -88,11 +88,7 @@ class SshHost:
 
     @classmethod
     def parse(cls, url: str) -> SshHost:
-        """Read ``ssh://[user@]host[:port]``.
-
-        Raises:
-            UsageError: `usage`.
-        """
+        """Read ``ssh://[user@]host[:port]``; raises `UsageError`."""
         match = _SSH_URL.fullmatch(url)
         port = None if match is None or match["port"] is None else int(match["port"])
         if match is None or (port is not None and not 0 < port < 65536):

@@ -32,11 +32,7 @@ Message = dict[str, Json] | tuple[int, bytes]
 
 
 class Link:
-    """Frames in both directions.
-
-    Args:
-        reader, writer: two descriptors, made non-blocking; closed by `close`.
-    """
+    """Frames in both directions, over two descriptors, which are made non-blocking and closed by `close`."""
 
     def __init__(self, reader: int, writer: int) -> None:
         self.reader, self.writer = reader, writer
@@ -78,11 +74,7 @@ class Link:
             self._put(header + bytes(piece), can_wait)
 
     def flush(self) -> None:
-        """Write what can be written now.
-
-        Raises:
-            PeerError: `place-unreachable`: the other side is gone.
-        """
+        """Write what can be written now; raises `PeerError` `place-unreachable` where the other side is gone."""
         while not self._held and (self._queue or self._later):
             if not self._queue:
                 self._queue.append(self._later.popleft())

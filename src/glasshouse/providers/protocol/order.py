@@ -12,11 +12,7 @@ _HTTPS = 443
 
 
 def gate_address(url: str) -> tuple[str, int]:
-    """Return host and port of a gate, the same however its URL is written.
-
-    Raises:
-        UsageError: `usage`: it is not ``https://host[:port]``.
-    """
+    """Return host and port of a gate, the same however its URL is written; raises `UsageError` for another URL."""
     match = _URL.fullmatch(url)
     if match is None or not 0 < int(match[2] or _HTTPS) < 65536:
         hint = "it looks like https://gate.example:8443"

@@ -135,9 +135,7 @@ class Api:
         raise AssertionError  # the last try returns or raises
 
     def file(self, url: str, max_bytes: int) -> str | None:
-        """Return the first bytes of a file that an answer named, asked for without the account's key.
-
-        None where it is not there, or not yet.
+        """Return the first bytes of a file that an answer named, asked for without the account's key; None without one.
 
         Raises:
             PeerError: `provider-protocol`: it is not behind https.

@@ -110,6 +110,7 @@ class Provider(Protocol):
 
     def account(self, salt: str) -> str:
         """Return what differs between keys and addresses, and does not show them; empty where there is none."""
+        return ""
 
     def offers(self, options: Options) -> list[Offer]:
         """Return what fits, the cheapest first.
@@ -137,6 +138,7 @@ class Provider(Protocol):
 
     def places(self, machine: str) -> tuple[str, ...]:
         """Return the addresses of the places on a machine without an sshd of its own; none before all are up."""
+        return ()
 
     def give_back(self, machine: str) -> None:
         """Destroy a machine, its disk too; one that does not exist any more is fine."""

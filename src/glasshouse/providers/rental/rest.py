@@ -41,10 +41,6 @@ class RestProvider(Provider):
     def account(self, salt: str) -> str:
         return self._api.account(salt)
 
-    def places(self, machine: str) -> tuple[str, ...]:
-        """Return none: its machines have an sshd."""
-        return ()
-
 
 def cheapest(offers: Iterable[Offer], options: Options) -> list[Offer]:
     """Return the offers that cost no more than they may, the cheapest first."""

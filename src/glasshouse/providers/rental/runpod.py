@@ -63,11 +63,7 @@ class RunPod(RestProvider):
         return cheapest(found, options)
 
     def _centers(self, regions: tuple[str, ...]) -> set[str] | None:
-        """Return the data centers in regions, which are such or their continents; None for any.
-
-        Raises:
-            UsageError: `usage`: there is none of that name.
-        """
+        """Return the data centers in regions, which are such or continents; None for any. Raises `UsageError`."""
         if not regions:
             return None
         listed = self._list("/v2/catalog/datacenters", "dataCenters")
@@ -287,11 +283,7 @@ def _available(kind: Mapping[str, Any], centers: set[str] | None) -> list[str]:
 
 
 def _named(kinds: Iterable[Mapping[str, Any]], wanted: tuple[str, ...]) -> set[str]:
-    """Return the ids of the kinds of GPU that people mean: by their name, or by some of its words.
-
-    Raises:
-        UsageError: `usage`: there is none; names the nearest.
-    """
+    """Return the ids of the kinds of GPU that people mean, by their name or words of it; raises `UsageError`."""
     names = {_text(kind, "id"): (_text(kind, "name"), _field(kind, "memory", int)) for kind in kinds}
     if not wanted:
         return set(names)

@@ -63,10 +63,6 @@ class Slurm(Provider):
         self._words, self._nodes = words, nodes
         self._script = batch_script(python=python, folder=folder)
 
-    def account(self, salt: str) -> str:
-        """Return nothing: it has no keys, and a journal has the cluster itself."""
-        return ""
-
     def offers(self, options: Options) -> list[Offer]:
         """Return partitions that have such nodes, whether or not one is free now; `Options.regions` names them.
 

@@ -37,11 +37,7 @@ class GateSockets:
         self._listening = False
 
     def open(self, run: str) -> str:
-        """Listen for the runtime of a run, in the place of another connection; return its `broker_url`.
-
-        Raises:
-            OSError, PlatformError: it cannot be.
-        """
+        """Listen for a run's runtime, in the place of another connection; return its `broker_url`. Raises as `path`."""
         path = self.path(run)
         fresh = path.with_name(f"{run}.{os.getpid()}")
         listener = listening(fresh)

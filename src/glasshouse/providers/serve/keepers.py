@@ -45,11 +45,7 @@ def boot() -> str:
 
 
 def relay_of(folder: Path) -> dict[str, Any] | None:
-    """Return to which gate a run's calls are carried, and from where, as in its order; None where they are not.
-
-    Raises:
-        OSError, ValueError: an order that cannot be read.
-    """
+    """Return to which gate a run's calls are carried, as in its order, if any. Raises `OSError`, `ValueError`."""
     try:
         return json.loads((folder / ORDER).read_text()).get("relay")  # type: ignore[no-any-return]
     except FileNotFoundError:
@@ -110,11 +106,7 @@ def start_keeper(folder: Path, command: Sequence[str], launch: bytes, *, holder:
 
 
 def _spawn(argv: list[str], holder: Path, stdin: int, stdout: int) -> int:
-    """Start a keeper as a child of this process, or of the one that holds this node of a job; return its process id.
-
-    Raises:
-        OSError, PlatformError: it cannot be.
-    """
+    """Start a keeper as a child of this process, or of the one that holds this node of a job; return its process id."""
     if holder.is_socket():  # what this process starts would end with its step
         return _ask_holder(holder, argv, stdin, stdout)
     keeper = subprocess.Popen(

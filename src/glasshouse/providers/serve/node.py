@@ -29,14 +29,7 @@ _AFTER_TERM_S = 20.0
 
 
 class Holder:
-    """The keepers of one node.
-
-    Args:
-        folder: the place's; is made, and must be new.
-
-    Raises:
-        OSError: it cannot be made, or is there.
-    """
+    """The keepers of one node; raises `OSError` where the place's folder is there already, or cannot be made."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

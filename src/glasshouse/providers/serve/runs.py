@@ -38,11 +38,7 @@ def numbered(folder: str, number: int) -> str:
 
 
 def own_folder(path: Path) -> None:
-    """Make a folder of this user's alone, or see that it is one.
-
-    Raises:
-        PlatformError: it is another user's, or others may change what is in it.
-    """
+    """Make a folder of this user's alone, or see that it is one; raises `PlatformError` where others may change it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
@@ -214,11 +210,7 @@ class Run:
         return found
 
     def read(self, name: str, start: int, most: int) -> bytes:
-        """Return bytes of a file; fewer than `most` at its end.
-
-        Raises:
-            UsageError: `file-missing`.
-        """
+        """Return bytes of a file, fewer than `most` at its end; raises `UsageError` `file-missing`."""
         try:
             descriptor = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -243,11 +235,7 @@ class Run:
                 os.close(descriptor)
 
     def remove(self) -> None:
-        """Remove all that is here of a run that has ended; one that is not here is fine.
-
-        Raises:
-            UsageError: `usage`: it has not.
-        """
+        """Remove all that is here of a run, if anything is; raises `UsageError` where it has not ended."""
         is_new = self.started and time.time() - self.started_us / 1e6 < _SETTLED_S
         if self.started and self.ended() is None and (is_new or self._keeper() is not None):
             raise UsageError(Code.USAGE, "the run has not ended: stop it first")

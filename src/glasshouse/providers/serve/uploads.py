@@ -149,11 +149,7 @@ class Upload:
         return count
 
     def write(self, data: bytes | memoryview) -> None:
-        """Take what came; at most `left` bytes.
-
-        Raises:
-            PlatformError: `disk-full`.
-        """
+        """Take what came, at most `left` bytes; raises `PlatformError` `disk-full`."""
         rest = memoryview(data)
         try:
             while rest:
@@ -163,11 +159,7 @@ class Upload:
         self._take(data)
 
     def finish(self) -> None:
-        """Give the whole file its name.
-
-        Raises:
-            UsageError: `upload-damaged`: it has another digest, and is gone.
-        """
+        """Give the whole file its name; raises `UsageError` `upload-damaged` for another digest: then it is gone."""
         own = _is_same(self._descriptor, self._part)
         if self._digest.hexdigest() != self._wanted or not own:
             if own:
