@@ -14,7 +14,7 @@ from benchmarks.collectives.rank import Exchange
 from glasshouse.collectives.engine import engine
 from glasshouse.collectives.protocol.group_keys import Lane
 from glasshouse.collectives.protocol.headers import HEADER_BYTES, TAG_BYTES
-from glasshouse.collectives.torch_backend import backend, entry, process_group
+from glasshouse.collectives.torch_backend import entry, process_group
 
 
 def exchange(streams: Plain | Counted, payload: bytes) -> bytes:
@@ -68,7 +68,7 @@ def test_a_wrong_sum_is_found_before_anything_is_timed(cell: Cell) -> None:
 
 def test_what_torch_or_a_script_can_call_never_names_other_streams_or_the_bench() -> None:
     """Without AEAD is for whoever constructs an engine by hand; the ways that torch takes do not lead there."""
-    for module in (backend, entry, process_group):
+    for module in (entry, process_group):
         source = inspect.getsource(module)
         assert "streams" not in source
         assert "benchmarks" not in source

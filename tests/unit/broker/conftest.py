@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.tamper.stage import Owner
+from simulators.gate_store import MIB, OWNERS
 from simulators.local_broker import LocalBroker
 
 
@@ -20,3 +21,9 @@ def broker(tmp_path: Path) -> Iterator[LocalBroker]:
 @pytest.fixture
 def owner(broker: LocalBroker) -> Owner:
     return Owner(broker, releases=3)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[LocalBroker]:
+    with LocalBroker(tmp_path, owners=OWNERS, store_bytes=8 * MIB) as running:
+        yield running

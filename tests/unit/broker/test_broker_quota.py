@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.broker.http.endpoints import Admission
 from glasshouse.broker.store.quota import Quota
 from glasshouse.broker.store.scope import Scope
@@ -18,30 +16,9 @@ from glasshouse.errors import Code, RefusedError
 from glasshouse.handshake.owner_api import OwnerRequest
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire.crypto import SigningKey
+from simulators.gate_store import ALICE, MALLORY, OWNERS, AtGate
 from simulators.local_broker import LocalBroker
 from simulators.reporting import release_to
-
-ALICE, MALLORY = SigningKey.generate(), SigningKey.generate()
-
-
-@dataclass(frozen=True)
-class AtGate:
-    """A gate as one owner reaches it."""
-
-    broker: LocalBroker
-    key: SigningKey
-
-    @property
-    def runtime_url(self) -> str:
-        return self.broker.runtime_url
-
-    @property
-    def broker_public(self) -> bytes:
-        return self.broker.broker_public
-
-    def client(self) -> OwnerClient:
-        return self.broker.gate(self.key)
-
 
 Serve = Callable[[Quota], LocalBroker]
 
@@ -51,7 +28,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     running: list[LocalBroker] = []
 
     def start(quota: Quota) -> LocalBroker:
-        running.append(LocalBroker(tmp_path, owners=(ALICE.public, MALLORY.public), quota=quota))
+        running.append(LocalBroker(tmp_path, owners=OWNERS, quota=quota))
         return running[-1]
 
     yield start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,36 +24,11 @@ from glasshouse.wire.canonical import Json, b64encode, encode
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.states import State
+from simulators.gate_store import ALICE, MALLORY, AtGate
 from simulators.local_broker import LocalBroker
 from simulators.reporting import Reporter, release_to
 
 ROOT = Path(__file__).resolve().parents[3]
-ALICE, MALLORY = SigningKey.generate(), SigningKey.generate()
-
-
-@dataclass(frozen=True)
-class AtGate:
-    """A gate as one owner reaches it."""
-
-    broker: LocalBroker
-    key: SigningKey
-
-    @property
-    def runtime_url(self) -> str:
-        return self.broker.runtime_url
-
-    @property
-    def broker_public(self) -> bytes:
-        return self.broker.broker_public
-
-    def client(self) -> OwnerClient:
-        return self.broker.gate(self.key)
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[LocalBroker]:
-    with LocalBroker(tmp_path, owners=(ALICE.public, MALLORY.public), store_bytes=1 << 20) as running:
-        yield running
 
 
 @pytest.fixture

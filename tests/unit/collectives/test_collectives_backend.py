@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from glasshouse.collectives.secret import provide, withdraw
-from glasshouse.collectives.torch_backend import backend, guard
+from glasshouse.collectives.torch_backend import guard, process_group
 from glasshouse.errors import Code, CollectiveError, UsageError
 
 
@@ -28,14 +28,14 @@ def _secret() -> Iterator[None]:
 def met(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The memberships that meshes are made for, and the stores."""
     seen: list[Any] = []
-    connect = backend.Mesh.connect
+    connect = process_group.Mesh.connect
 
     def noting(store: Any, membership: Any, *rest: Any, **named: Any) -> Any:
         seen.append((membership, store))
         return connect(store, membership, *rest, **named)
 
-    monkeypatch.setattr(backend.Mesh, "connect", noting)
-    monkeypatch.setattr(backend, "_made", type(backend._made)())
+    monkeypatch.setattr(process_group.Mesh, "connect", noting)
+    monkeypatch.setattr(process_group, "_made", type(process_group._made)())
     return seen
 
 
@@ -55,11 +55,11 @@ def wish(name: str = "0", **members: Any) -> Any:
 
 def test_every_initialisation_is_another_incarnation(met: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("0", "0", "1"):
-        backend.create(wish(name)).shutdown()
+        process_group.create(wish(name)).shutdown()
     # Others under the same name: they have not been together before.
-    backend.create(wish("0", global_ranks_in_group=[5])).shutdown()
+    process_group.create(wish("0", global_ranks_in_group=[5])).shutdown()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
-    backend.create(wish("0"))
+    process_group.create(wish("0"))
     found = [(membership.group, membership.ranks, membership.incarnation) for membership, _ in met]
     assert found == [("0", (0,), 0), ("0", (0,), 1), ("1", (0,), 0), ("0", (5,), 0), ("0", (0,), (3 << 32) + 2)]
 
@@ -67,7 +67,7 @@ def test_every_initialisation_is_another_incarnation(met: list[Any], monkeypatch
 def test_addresses_of_an_earlier_group_are_not_found_under_a_later_ones_keys(met: list[Any]) -> None:
     store = dist.HashStore()
     for ranks in ([0], [0], [4]):
-        backend.create(wish("0", store=store, global_ranks_in_group=ranks)).shutdown()
+        process_group.create(wish("0", store=store, global_ranks_in_group=ranks)).shutdown()
     for number, (_, own) in enumerate(met):
         own.set("address", str(number))
     assert [own.get("address") for _, own in met] == [b"0", b"1", b"2"]
@@ -77,20 +77,20 @@ def test_addresses_of_an_earlier_group_are_not_found_under_a_later_ones_keys(met
 def test_a_count_of_restarts_that_is_none_is_refused(count: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
     with pytest.raises(CollectiveError) as refused:
-        backend.create(wish())
+        process_group.create(wish())
     assert refused.value.code is Code.GROUP_MISMATCH
 
 
 def test_options_of_other_backends_are_refused() -> None:
     with pytest.raises(UsageError):
-        backend.create(wish(), object())
+        process_group.create(wish(), object())
     assert guard.groups() == ()
 
 
 def test_without_a_secret_there_is_no_group() -> None:
     withdraw()
     with pytest.raises(CollectiveError) as refused:
-        backend.create(wish())
+        process_group.create(wish())
     assert refused.value.code is Code.GROUP_SECRET
     assert guard.groups() == ()
 
@@ -113,6 +113,6 @@ def test_a_group_knows_who_it_is(met: list[Any]) -> None:
 
 
 def test_a_group_that_nobody_destroyed_says_goodbye_at_the_end() -> None:
-    backend.create(wish())
-    backend._leave()
+    process_group.create(wish())
+    process_group._leave()
     assert guard.groups() == ()

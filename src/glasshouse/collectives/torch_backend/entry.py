@@ -33,9 +33,9 @@ def register() -> None:
 
 def _create(options: Any, backend_options: Any) -> Any:
     """Make a group: called by torch for `init_process_group("sealed")` and for `new_group`."""
-    from glasshouse.collectives.torch_backend import backend
+    from glasshouse.collectives.torch_backend import process_group
 
-    return backend.create(options, backend_options)
+    return process_group.create(options, backend_options)
 
 
 def _check(backend: str) -> None:
