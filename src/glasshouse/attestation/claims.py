@@ -47,11 +47,9 @@ MAX_GPUS = 64
 _PRINTABLE = re.compile(r"[ -~]*")  # shown to people: no control characters
 _COMPOSITE_LABEL = b"glasshouse composite v1"
 
-CONFIRMATION = {"cnf": {"jwk": {"crv": "Ed25519", "kty": "OKP"}}}
-"""Constants of a record with a field of the type `Confirmed`."""
-
+# The claim `cnf` (RFC 7800), a raw public key as an Ed25519 JWK (RFC 8037), and the constants of a record that has it.
 Confirmed: TypeAlias = Annotated[bytes, octets(32), Member("cnf", "jwk", "x")]
-"""A raw public key."""
+CONFIRMATION = {"cnf": {"jwk": {"crv": "Ed25519", "kty": "OKP"}}}
 
 Process: TypeAlias = Literal["agent", "worker"]
 

@@ -15,11 +15,11 @@ from glasshouse.evidence.heads import (
     HEAD_TYPE,
     MAX_HEAD_BYTES,
     CountersignedHead,
+    Versioned,
     refusal_of,
     signed,
 )
 from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES, MAX_RECEIPT_BYTES, RECEIPT_TYPE, Receipt
-from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.dsse import Envelope
@@ -39,10 +39,9 @@ _HEAD, _RECEIPT, _PAYLOAD = b'{"head":', b',"receipt":', b'{"payload":"'
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Closed(
-    dsse.Signed,
+    Versioned,
     name="countersigned receipt",
     max_bytes=MAX_COUNTERSIGNATURE_BYTES,
-    constants={"version": 1},
     payload_type=COUNTERSIGNED_RECEIPT_TYPE,
 ):
     """What the broker signs."""

@@ -28,8 +28,7 @@ MAX_SUBMISSION_BYTES = 8192
 _ORDER = tuple(State)
 
 
-Proof: TypeAlias = Annotated[tuple[bytes, ...], items(64, octets(32))]
-"""Of inclusion or consistency in a Merkle tree."""
+Proof: TypeAlias = Annotated[tuple[bytes, ...], items(64, octets(32))]  # of inclusion or consistency
 
 
 def signed(max_bytes: int) -> Codec:
@@ -39,15 +38,14 @@ def signed(max_bytes: int) -> Codec:
     )
 
 
+class Versioned(dsse.Signed, constants={"version": 1}):
+    """Base of what stands in or closes a log."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Head(
-    dsse.Signed,
-    name="head",
-    max_bytes=MAX_HEAD_BYTES,
-    max_elements=16,
-    constants={"version": 1},
-    payload_type=HEAD_TYPE,
-):
+class Head(Versioned, name="head", max_bytes=MAX_HEAD_BYTES, max_elements=16, payload_type=HEAD_TYPE):
     """The log as it stood at one moment."""
 
     run_id: Id
@@ -60,11 +58,7 @@ class Head(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Countersigned(
-    dsse.Signed,
-    name="countersigned head",
-    max_bytes=MAX_COUNTERSIGNED_HEAD_BYTES,
-    constants={"version": 1},
-    payload_type=COUNTERSIGNED_HEAD_TYPE,
+    Versioned, name="countersigned head", max_bytes=MAX_COUNTERSIGNED_HEAD_BYTES, payload_type=COUNTERSIGNED_HEAD_TYPE
 ):
     """What the broker signs."""
 

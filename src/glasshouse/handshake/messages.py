@@ -19,7 +19,6 @@ REQUEST_TYPE = "application/vnd.glasshouse.challenge-request+json"
 RELEASE_REQUEST_TYPE = "application/vnd.glasshouse.release-request+json"
 MAX_REQUEST_BYTES = 32 * 1024
 MAX_RELEASE_REQUEST_BYTES = 4 * 1024
-MAX_REQUEST_ELEMENTS = 16
 MAX_CHALLENGE_LIFETIME_US = 600 * 1_000_000
 PACKAGE_KEY_BYTES = 32
 _INFO_LABEL = b"glasshouse key release v1"
@@ -28,7 +27,7 @@ Token: TypeAlias = Annotated[str, text(jwt.MAX_TOKEN_BYTES)]
 Machines: TypeAlias = Annotated[int, integer(1, MAX_MACHINES)]
 
 
-class _Request(dsse.Signed):
+class _Request(dsse.Signed, name="request", max_elements=16):
     """Base of what a runtime signs before it is clear by which key that must be."""
 
     __slots__ = ()
@@ -45,13 +44,7 @@ class _Request(dsse.Signed):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChallengeRequest(
-    _Request,
-    name="request",
-    max_bytes=MAX_REQUEST_BYTES,
-    max_elements=MAX_REQUEST_ELEMENTS,
-    payload_type=REQUEST_TYPE,
-):
+class ChallengeRequest(_Request, max_bytes=MAX_REQUEST_BYTES, payload_type=REQUEST_TYPE):
     """What a runtime asks a challenge with, signed by the launch key."""
 
     token: Token
@@ -96,13 +89,7 @@ class Pending(Record, name="pending", max_bytes=1024):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReleaseRequest(
-    _Request,
-    name="request",
-    max_bytes=MAX_RELEASE_REQUEST_BYTES,
-    max_elements=MAX_REQUEST_ELEMENTS,
-    payload_type=RELEASE_REQUEST_TYPE,
-):
+class ReleaseRequest(_Request, max_bytes=MAX_RELEASE_REQUEST_BYTES, payload_type=RELEASE_REQUEST_TYPE):
     """What an accepted machine of a group asks for its release with, signed by the evidence key."""
 
     nonce: Annotated[bytes, octets(NONCE_BYTES)]  # of the challenge that it answered

@@ -14,8 +14,7 @@ from glasshouse.wire.record import Record, digest, integer
 
 ID_BYTES = 32
 MAX_MACHINES = 64
-MAX_RANKS = 64
-"""On one machine."""
+MAX_RANKS = 64  # on one machine
 
 _LABEL = b"glasshouse group v1"
 

@@ -5,17 +5,13 @@ Sealing keeps it out of packages, the runtime out of a worker's sight, before an
 
 from __future__ import annotations
 
+# How much of a file is searched: more than a key file is long, and where a broker's database names its tables.
 LOOKED_AT_BYTES = 1 << 18
-"""How much of a file is searched: more than a key file is long, and where a broker's database names its tables."""
 
-PROJECT = ".glasshouse"
-"""A project's state folder."""
-
+PROJECT = ".glasshouse"  # a project's state folder
+# That folder, and the keys of an owner and of a broker wherever they are kept.
 NAMES = frozenset((PROJECT, "broker.key", "owner.key"))
-"""That folder, and the keys of an owner and of a broker wherever they are kept."""
-
-KEY_FOLDERS = ("keys", "broker/data")
-"""Where else in a home keys lie, under any name."""
+KEY_FOLDERS = ("keys", "broker/data")  # where else in a home keys lie, under any name
 
 # A word that each file of its kind holds, the pattern it then has to match, and what it is. Quotes may stand behind
 # backslashes: in a notebook, a key's JSON is a text in another JSON.

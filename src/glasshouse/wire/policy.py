@@ -12,10 +12,8 @@ from glasshouse.wire.canonical import Codec
 from glasshouse.wire.crypto import sha256
 from glasshouse.wire.record import LEFT_OUT, Member, Record, choice, items, text
 
-SCRIPT = "script"
-"""The one that runs an owner's own program, and in several ranks where it is asked to."""
-WORKLOADS = ("lora", SCRIPT, "mlp")
-"""All of them; what each is, is in `workloads.registry`."""
+SCRIPT = "script"  # runs an owner's own program, and in several ranks where it is asked to
+WORKLOADS = ("lora", SCRIPT, "mlp")  # what each is, is in `workloads.registry`
 
 GROUP_EGRESS = "group"
 """Among the egress peers: sealed traffic with the other machines of the run's own group, and with no other."""

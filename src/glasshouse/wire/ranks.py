@@ -28,18 +28,14 @@ from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import GROUP_SECRET_BYTES
 from glasshouse.wire.record import Identifier, Member, Record, choice, digest, octets
 
-SOCKET = "GLASSHOUSE_GROUP_SOCKET"
-"""Names the variable that holds the path of the socket."""
-CHANNEL = "GLASSHOUSE_RANK_CHANNEL"
-"""Names the variable that holds the number of an inherited descriptor, in the place of the socket's path."""
-SECRET_TOKEN = "GLASSHOUSE_GROUP_TOKEN"  # noqa: S105 - the name of a variable
-"""Names the variable that holds a rank's token for `group-secret`, in hexadecimal."""
-JOIN_TOKEN = "GLASSHOUSE_RANK_TOKEN"  # noqa: S105 - the name of a variable
-"""Names the variable that holds a rank's token for `join`, in hexadecimal."""
+# Names of variables of the environment.
+SOCKET = "GLASSHOUSE_GROUP_SOCKET"  # the path of the socket
+CHANNEL = "GLASSHOUSE_RANK_CHANNEL"  # the number of an inherited descriptor, in the place of the socket's path
+SECRET_TOKEN = "GLASSHOUSE_GROUP_TOKEN"  # noqa: S105 - a rank's token for `group-secret`, in hexadecimal
+JOIN_TOKEN = "GLASSHOUSE_RANK_TOKEN"  # noqa: S105 - a rank's token for `join`, in hexadecimal
 
 TOKEN_BYTES = 32
-MAX_FRAME_BYTES = 4096
-"""No frame of an exchange up to its answer is longer."""
+MAX_FRAME_BYTES = 4096  # of an exchange up to its answer
 
 _TOKEN = re.compile(f"[0-9a-f]{{{2 * TOKEN_BYTES}}}")
 

@@ -107,6 +107,8 @@ def measure_environment() -> bytes:
 def _running() -> Installation:
     """Return the installation that is running; raises `OSError`."""
     stdlib, own, crypto = (os.path.dirname(module.__file__ or "") for module in (os, glasshouse, cryptography))
+    if (native := _module("blake3")) is None:
+        raise OSError("blake3, which this version needs, is not installed")
     disk, base = Disk(), sys._base_executable  # type: ignore[attr-defined]  # not in the type stubs
     one = Installation(
         disk=disk,
@@ -117,7 +119,7 @@ def _running() -> Installation:
         modules=sys.stdlib_module_names,
         standard=_standard(stdlib, disk),
         sites=tuple(_site_directories()),
-        packages={"blake3": os.path.dirname(_found("blake3")), "cryptography": crypto, "glasshouse": own},
+        packages={"blake3": os.path.dirname(native), "cryptography": crypto, "glasshouse": own},
         foreign=_module("_cffi_backend"),
     )
     _refuse_another_search(one)
@@ -143,14 +145,6 @@ def _places(one: Installation) -> Iterator[_Place]:
 
 def _of(part: str, files: Iterator[tuple[str, str]]) -> Iterator[_Place]:
     return ((part, name, path) for name, path in files)
-
-
-def _found(package: str) -> str:
-    """Return the file by which a module that we depend on is imported; raises `OSError`."""
-    path = _module(package)
-    if path is None:
-        raise OSError(f"{package}, which this version needs, is not installed")
-    return path
 
 
 def _module(name: str) -> str | None:
