@@ -266,7 +266,6 @@ class CollectiveError(GlasshouseError, RuntimeError, fault="peer", exit_code=Exi
     Also a RuntimeError, as those that torch raises for its own backends are: scripts that catch one catch this.
 
     Args:
-        code, message, hint: as for every error.
         rank: the rank in the group whose frames or silence it is about, if it is about one.
     """
 

@@ -90,10 +90,8 @@ def countersign_receipt(
     is checked first: of a run that has a receipt, or has not ended, none is opened, and nothing unsigned is parsed.
 
     Args:
-        receipt: the signed receipt's bytes.
         final: the last head of this run that the broker countersigned.
         evidence_public: the key that this run's EAR names.
-        now_us: the broker's clock.
 
     Raises:
         RefusedError: `head-inconsistent` for a second one or for a run that has not ended, `message-too-large` or

@@ -148,16 +148,14 @@ def countersign(
 ) -> CountersignedHead:
     """Decide on a head and countersign it: the broker's side, without its storage.
 
-    The identical head again is answered with `previous` itself: a runtime that lost the answer gets the
-    same one, and the broker has nothing new to store.
+    The identical head again is answered with `previous` itself: a runtime that lost the answer gets the same one, and
+    the broker has nothing new to store.
 
     Args:
-        head: the signed head's bytes.
         proof: consistency with `previous`.
         run_id: of the record that the attested key belongs to.
-        previous: the last countersigned head of this run, or None.
+        previous: the last countersigned head of this run.
         evidence_public: the key that this run's EAR names.
-        now_us: the broker's clock.
 
     Raises:
         RefusedError: `message-too-large` or `message-invalid` for what is not a head,

@@ -22,8 +22,6 @@ class EventLog:
     """The log as its one writer, the agent, keeps it. Begins with the start event.
 
     Args:
-        run_id: 32 hexadecimal characters.
-        evidence_key: signs the heads.
         clock_us: microseconds since the epoch; a clock that steps back is held at the last time.
         sink: receives every line, with its end; called before the event counts as happened, so that
             a full disk leaves log and tree at the same size.

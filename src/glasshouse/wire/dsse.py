@@ -61,6 +61,11 @@ class Envelope(Record, name="envelope"):
     # (key id, signature) in order of key id, no key twice
     signatures: Annotated[tuple[tuple[str, bytes], ...], items(MAX_SIGNATURES, _SIGNATURE)]
 
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.signatures]
+        if not names or names != sorted(set(names)):
+            raise FormatError(Code.SCHEMA, "signatures that are missing, repeated or out of order")
+
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview, *, max_bytes: int) -> Envelope:  # type: ignore[override]  # the limit is the reader's
         """Parse an envelope's canonical bytes.
@@ -80,15 +85,6 @@ class Envelope(Record, name="envelope"):
         if not isinstance(around, dict):
             raise FormatError(Code.SCHEMA, "an envelope that is not an object")
         return cls.from_json({**around, "payload": raw[len(_BEGIN) : end].decode("latin-1")})
-
-    @classmethod
-    def from_json(cls, value: Json, where: str | None = None) -> Envelope:  # type: ignore[override]  # has no field apart
-        """Inverse of `to_json`; raises `FormatError`."""
-        envelope = super(Envelope, cls).from_json(value, where)
-        names = [name for name, _ in envelope.signatures]
-        if not names or names != sorted(set(names)):
-            raise FormatError(Code.SCHEMA, "signatures that are missing, repeated or out of order")
-        return envelope
 
     def payload_of(self, payload_type: str) -> bytes:
         """Return the payload if it is of this type; no signature is checked. Raises `FormatError` (`wrong-type`)."""
