@@ -6,8 +6,6 @@ Everything compared here was authenticated by checks 3 and 4 before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from glasshouse.attestation.claims import Claims, ContainerSource, HardeningReport, consistent, missing
 from glasshouse.attestation.measurements.measured import Measured, References
 from glasshouse.attestation.refusal import CheckFailedError, check_same
@@ -64,11 +62,12 @@ def check_8_measurement(claims: Claims, references: References) -> None:
         )
     part = references.unknown(measured)
     if part is not None:
+        first, *others = references.parts()[part]
         raise CheckFailedError(
             "8",
             Code.MEASUREMENT_UNKNOWN,
             f"a runtime whose part {part} is not among the deployment's references",
-            expected=_recorded(part, references.parts()[part]),
+            expected=f"one of {1 + len(others)} references of {part}" if others else f"{part} {first.hex()}",
             actual=f"{part} {measured.parts()[part].hex()}",
         )
 
@@ -110,10 +109,6 @@ def check_12_assurance(claims: Claims, *, least: Assurance) -> None:
         CheckFailedError: `assurance-too-low`.
     """
     _check_level("12", Code.ASSURANCE_TOO_LOW, "a level of assurance", least, claims.assurance)
-
-
-def _recorded(part: str, digests: Sequence[bytes]) -> str:
-    return f"{part} {digests[0].hex()}" if len(digests) == 1 else f"one of {len(digests)} references of {part}"
 
 
 def _check_level(check: str, code: Code, what: str, least: Assurance | Profile, claimed: Assurance | Profile) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, TypeAlias
 from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import jwt
-from glasshouse.wire.canonical import Codec, Json
+from glasshouse.wire.canonical import Codec
 from glasshouse.wire.crypto import HPKE_PUBLIC_BYTES, lengths_prefixed, sha256
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.record import (
@@ -190,12 +190,10 @@ class Gpu(Record, name="claims.gpus"):
     uuid: Annotated[str, text(64, _PRINTABLE)]
 
 
-def _read_measurement(value: Json, where: str) -> Measured | bytes:
-    return digest().read(value, where) if isinstance(value, str) else Measured.from_json(value)
-
-
-def _write_measurement(measured: Measured | bytes) -> Json:
-    return measured.to_json() if isinstance(measured, Measured) else measured.hex()
+_MEASUREMENT = Codec(
+    lambda value, where: digest().read(value, where) if isinstance(value, str) else Measured.from_json(value),
+    lambda measured: measured.to_json() if isinstance(measured, Measured) else measured.hex(),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,7 +212,7 @@ class Claims(Record, name="claims", constants=CONFIRMATION, derived={"eat_profil
     container_id: Annotated[Identifier, Member("container", "id")]
     container_source: Annotated[ContainerSource, Member("container", "source")]
     # By part (`measurement.measure_runtime`); of evidence of profile 1, which has no parts, one digest.
-    measurement: Annotated[Measured | bytes, Codec(_read_measurement, _write_measurement)]
+    measurement: Annotated[Measured | bytes, _MEASUREMENT]
     environment_sha256: Sha256  # of what else is installed
     hardening: HardeningReport  # as observed of agent and worker
     state: State  # `measured` in acceptable evidence

@@ -42,8 +42,7 @@ class EarStatus(StrEnum):
 def status_of(vector: Mapping[str, int]) -> EarStatus:
     """Return the worst tier in a vector, which is not empty."""
     order = (EarStatus.CONTRAINDICATED, EarStatus.WARNING, EarStatus.NONE, EarStatus.AFFIRMING)
-    tiers = {_tier(value) for value in vector.values()}
-    return next(tier for tier in order if tier in tiers)
+    return min(map(_tier, vector.values()), key=order.index)
 
 
 def _tier(value: int) -> EarStatus:
