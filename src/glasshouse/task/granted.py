@@ -10,11 +10,11 @@ from typing import BinaryIO
 from glasshouse.package.content import granted_asset, open_stream
 from glasshouse.package.grant import Grant
 from glasshouse.package.streams import AssetReader, Positioned, SealedAsset
-from glasshouse.task.inputs import Buffer, ListedInputs
+from glasshouse.task.inputs import Buffer, Inputs
 from glasshouse.wire.canonical import Json
 
 
-class GrantInputs(ListedInputs):
+class GrantInputs(Inputs):
     """Assets of the sealed package, opened on demand into the caller's buffer.
 
     Args:
@@ -29,7 +29,7 @@ class GrantInputs(ListedInputs):
         self._grant = Grant.parse(memoryview(self._memory))
         self.job: Mapping[str, Json] = self._grant.job
         self.group_secret = self._grant.group_secret  # None for a run in one process
-        self._sizes = {asset.path: asset.bytes for asset in self._grant.assets}
+        self.sizes = {asset.path: asset.bytes for asset in self._grant.assets}
         self._lock = threading.Lock()
         self._recent: tuple[str, AssetReader] | None = None
 

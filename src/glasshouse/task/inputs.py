@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from glasshouse.errors import Code, PackageError, PlatformError, UsageError
 
@@ -19,55 +20,44 @@ Buffer: TypeAlias = bytearray | memoryview
 _PIECE_BYTES = 32 << 20
 
 
-class Inputs(Protocol):
+class Inputs(ABC):
     """The files that a job may read, by their names in the package."""
+
+    sizes: Mapping[str, int]  # in bytes, by name
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names, sorted."""
-        ...
+        return tuple(sorted(self.sizes))
 
     def size(self, name: str) -> int:
         """Return how many bytes an input has; raises `UsageError` for a name that none has."""
-        ...
-
-    def open(self, name: str) -> BinaryIO:
-        """Open an input for reading."""
-        ...
-
-    def read_into(self, name: str, destination: Buffer, offset: int) -> int:
-        """Read from `offset`; return how many bytes, fewer only at the end of the input."""
-        ...
-
-    def sealed(self, name: str) -> SealedAsset | None:
-        """Return the chunks of an input that is sealed, to open them on a GPU; None for a plain one."""
-        ...
-
-
-class ListedInputs(Inputs):
-    """Inputs whose sizes are listed by their names."""
-
-    _sizes: Mapping[str, int]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._sizes))
-
-    def size(self, name: str) -> int:
-        if name not in self._sizes:
+        if name not in self.sizes:
             hint = "name it in the [inputs] table of the job file"
             raise UsageError(Code.FILE_MISSING, f"the job has no input named {name!r}", hint=hint)
-        return self._sizes[name]
+        return self.sizes[name]
+
+    @abstractmethod
+    def open(self, name: str) -> BinaryIO:
+        """Open an input for reading."""
+
+    @abstractmethod
+    def read_into(self, name: str, destination: Buffer, offset: int) -> int:
+        """Read from `offset`; return how many bytes, fewer only at the end of the input."""
+
+    @abstractmethod
+    def sealed(self, name: str) -> SealedAsset | None:
+        """Return the chunks of an input that is sealed, to open them on a GPU; None for a plain one."""
 
 
-class FolderInputs(ListedInputs):
+class FolderInputs(Inputs):
     """The raw leg: every regular file under a folder, named by its relative path."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @cached_property
-    def _sizes(self) -> dict[str, int]:  # type: ignore[override]  # and not to be set
+    def sizes(self) -> dict[str, int]:  # type: ignore[override]  # and not to be set
         # Listed on first need: a script that is tried out by hand may sit in a large folder.
         files = (path for path in self._folder.rglob("*") if path.is_file())
         return {path.relative_to(self._folder).as_posix(): path.stat().st_size for path in files}

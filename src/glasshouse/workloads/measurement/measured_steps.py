@@ -134,11 +134,8 @@ class TimedInputs(Inputs):
         self._inputs, self._waits = inputs, waits
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return self._inputs.names
-
-    def size(self, name: str) -> int:
-        return self._inputs.size(name)
+    def sizes(self) -> Mapping[str, int]:  # type: ignore[override]  # is the other's
+        return self._inputs.sizes
 
     def open(self, name: str) -> BinaryIO:
         with self._waits:
