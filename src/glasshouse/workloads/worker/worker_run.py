@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -157,7 +156,8 @@ def run_protected(argv: Sequence[str]) -> int:
 
 def run_raw(argv: Sequence[str]) -> int:
     """Run one workload under the raw leg; return 0 when it finished, 1 when it failed."""
-    import argparse
+    import argparse  # the protected leg does without these: every start compiles what it imports
+    import shutil
     import tempfile
 
     parser = argparse.ArgumentParser(prog="glasshouse.workloads.worker", allow_abbrev=False)
