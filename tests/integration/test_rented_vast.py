@@ -14,6 +14,7 @@ from glasshouse.providers.place.ways import SshHost
 from glasshouse.providers.rental.provider import Options, Rented, RentedState, Start
 from glasshouse.providers.rental.start_script import host_key
 from glasshouse.providers.rental.vast import Vast
+from simulators.fake_api import quick
 from simulators.fake_vast import FakeVast, fake_vast
 from simulators.vast_market import Time
 from tools.machine import needs_namespaces, needs_root
@@ -45,7 +46,7 @@ def there(tmp_path: Path) -> Iterator[FakeVast]:
 @pytest.fixture
 def vast(there: FakeVast) -> Vast:
     assert isinstance(there.clock, Time)
-    return Vast(there.key, there.url, sleep=there.clock.sleep, clock=there.clock)
+    return quick(Vast(there.key, there.url), there.clock)
 
 
 @pytest.fixture

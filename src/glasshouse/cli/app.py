@@ -173,7 +173,11 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code; nothing is raised."""
     as_json = "--json" in arguments
-    _take_keys()
+    # The keys of accounts leave the environment: no broker, no ssh and no runtime has any use for one.
+    if any(name.endswith("_API_KEY") for name in os.environ):  # else nothing is loaded for it
+        from glasshouse.jobs.places.accounts import take_keys
+
+        take_keys()
     try:
         result = command_line().main(args=arguments, prog_name="glasshouse", standalone_mode=False)
         return int(result) if isinstance(result, int) else ExitCode.DONE
@@ -191,14 +195,6 @@ def run(arguments: list[str]) -> int:
         if type(error).__name__ == _HELP_PRINTED and not as_json:
             return ExitCode.USAGE
         return _failed(_understood(error), as_json)
-
-
-def _take_keys() -> None:
-    """Take the keys of accounts out of the environment: no broker, no ssh and no runtime has any use for one."""
-    if any(name.endswith("_API_KEY") for name in os.environ):  # else nothing is loaded for it
-        from glasshouse.jobs.places.accounts import take_keys
-
-        take_keys()
 
 
 def _version(wanted: bool) -> None:

@@ -12,20 +12,8 @@ from glasshouse.cli.options import Force, HomeOptions, OwnerOptions, argument, l
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.home import write_private
 from glasshouse.jobs.places.known_machines import place_of
+from glasshouse.jobs.references import known_references as known
 from glasshouse.jobs.references.image import image_files
-from glasshouse.jobs.references.known_references import (
-    THIS,
-    Files,
-    Released,
-    add_reference,
-    differences,
-    known_references,
-    measured_at,
-    parts_of,
-    read_released,
-    reference,
-    remove_reference,
-)
 
 group = typer.Typer(no_args_is_help=True)
 
@@ -58,33 +46,33 @@ def add(
     if tree is not None:
         files = image_files(tree, python=python, bundle=bundle)
     elif release is not None and signed_by is not None:
-        files = read_released(release, signed_by=signed_by).files
+        files = known.read_released(release, signed_by=signed_by).files
     else:
-        files = measured_at(place_of(home, on))
-    add_reference(home, name, files, replace=force)
+        files = known.measured_at(place_of(home, on))
+    known.add_reference(home, name, files, replace=force)
     facts = _facts(files)
     output.result({"name": name, **facts})
     output.facts(facts["parts"])
     output.say(f'{name} is recorded; a job accepts it with: [policy] reference = ["{name}"]')
     if on != "local":
-        found = differences(files, reference(home, THIS))
+        found = known.differences(files, known.reference(home, known.THIS))
         output.warn(
             f"this is what {on} reports of itself, which its host can forge; it differs from this installation "
             f"in {len(found)} files: glasshouse measure --on {on} --diff this"
         )
 
 
-def _facts(files: Files) -> dict[str, Any]:
+def _facts(files: known.Files) -> dict[str, Any]:
     # Over all parts; of a release only some are there.
     whole = Measured.of(files).sha256.hex() if set(files) == set(PARTS) else None
-    return {"measurement": whole, "parts": {part: digest.hex() for part, digest in parts_of(files).items()}}
+    return {"measurement": whole, "parts": {part: digest.hex() for part, digest in known.parts_of(files).items()}}
 
 
 list_and_remove(
     group,
     "reference",
-    lambda home: {name: _facts(files) for name, files in known_references(home).items()},
-    lambda home, name: _facts(remove_reference(home, name)),
+    lambda home: {name: _facts(files) for name, files in known.known_references(home).items()},
+    lambda home, name: _facts(known.remove_reference(home, name)),
     add="jobs accept this installation alone; glasshouse reference add NAME",
     then="jobs that name it are refused",
 )
@@ -99,7 +87,7 @@ def sign(
     options: OwnerOptions,
 ) -> None:
     """Sign what a bundle's files measure to, for those who run it: your release's reference."""
-    output, released = options.output, Released.of_bundle(bundle)
+    output, released = options.output, known.Released.of_bundle(bundle)
     key = options.unlock().signing
     write_private(out, released.sign(key).encode(), replace=force)
     parts = _facts(released.files)["parts"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from glasshouse.errors import Code, PeerError, PlatformError, UsageError
-from glasshouse.providers.place.hints import hint_of
+from glasshouse.providers.place.ways import hint_of
 from glasshouse.providers.serve import unpack
 
 _MARK = "glasshouse-bundle"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from glasshouse.errors import Code, FormatError, PeerError, PlatformError, RunError, UsageError
-from glasshouse.providers.place.hints import ELSE, SILENT, hint_of
+from glasshouse.providers.place.ways import ELSE, SILENT, hint_of
 from glasshouse.providers.protocol.link import MAX_CALLS, Calls, Link, Message
 from glasshouse.providers.protocol.messages import ASKS, FIRST_CALL, GREETING, VERSION, message, read_message
 from glasshouse.wire.canonical import Json

@@ -52,22 +52,12 @@ class Api:
 
     Args:
         url: ``https://host``; ``http://127.0.0.1:port`` in tests.
-        sleep: waits between tries.
-        jitter: a number from 0 to 1, anew each time.
 
     Raises:
         UsageError: `usage` for a URL, `provider-key` for a key that cannot be one.
     """
 
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        key: str,
-        *,
-        sleep: Callable[[float], None] = time.sleep,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, name: str, url: str, key: str) -> None:
         parts = urlsplit(url)
         if parts.hostname is None or not (parts.scheme == "https" or parts.hostname in ("127.0.0.1", "::1")):
             raise UsageError(Code.USAGE, f"{name} is asked over https, and {url} is not")
@@ -77,8 +67,10 @@ class Api:
                 f"the key for {name} is none: it is empty, or has other characters than a header may have",
                 hint="copy it again from the provider's page, without spaces or quotes around it",
             )
-        self._name, self._parts, self._sleep, self._jitter = name, parts, sleep, jitter
-        self._key = key
+        self._name, self._parts, self._key = name, parts, key
+        # Between tries it waits so long, and a part more that differs each time; tests have others.
+        self.sleep: Callable[[float], None] = time.sleep
+        self.jitter: Callable[[], float] = random.random
 
     def __repr__(self) -> str:
         return f"Api({self._name})"
@@ -186,8 +178,8 @@ class Api:
 
     def _pause(self, asked_s: float | None, number: int) -> None:
         """Wait as long as was asked for, or longer from time to time; never all owners at once."""
-        own_s = _FIRST_PAUSE_S * 2**number * (0.5 + self._jitter())
-        self._sleep(min(_MOST_PAUSE_S, own_s if asked_s is None else asked_s + self._jitter()))
+        own_s = _FIRST_PAUSE_S * 2**number * (0.5 + self.jitter())
+        self.sleep(min(_MOST_PAUSE_S, own_s if asked_s is None else asked_s + self.jitter()))
 
     def _connection(self, parts: SplitResult | None = None) -> http.client.HTTPConnection:
         parts = parts or self._parts

@@ -61,12 +61,12 @@ class Offer:
     id: str  # what `rent` names
     gpu: str  # the kind; empty for none
     gpus: int
-    gpu_memory_gb: int  # of each
+    gpu_memory_gb: int = 0  # of each
     memory_gb: int
     disk_gb: int
     region: str  # empty where the provider does not say
     usd_per_hour: Decimal  # all of it together: GPUs, disk and what else is billed by time
-    spot: bool  # whether the provider may take it back at any moment
+    spot: bool = False  # whether the provider may take it back at any moment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

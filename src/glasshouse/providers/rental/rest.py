@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import random
 import re
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -26,20 +24,12 @@ class RestProvider(Provider):
     user = "root"
     has_sshd = True
 
-    def __init__(
-        self,
-        key: str,
-        url: str | None = None,
-        *,
-        sleep: Callable[[float], None] = time.sleep,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, key: str, url: str | None = None) -> None:
         self._url = (url or self.usual_url).rstrip("/")
-        self._sleep = sleep
-        self._api = Api(self.title, self._url, key, sleep=sleep, jitter=jitter)
+        self.api = Api(self.title, self._url, key)
 
     def account(self, salt: str) -> str:
-        return self._api.account(salt)
+        return self.api.account(salt)
 
 
 def cheapest(offers: Iterable[Offer], options: Options) -> list[Offer]:

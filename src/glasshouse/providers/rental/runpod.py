@@ -130,9 +130,9 @@ class RunPod(RestProvider):
             body |= {"cloud": cloud, "gpu": {"id": kind, "count": count}}
             if options.memory_gb:
                 body["gpu"]["minRamPerGpu"] = math.ceil(options.memory_gb / count)
-        answer = self._api.create("POST", "/v2/pods", body)
+        answer = self.api.create("POST", "/v2/pods", body)
         if answer.status in (400, 404, 409):
-            raise no_offer(self._api.words(answer))
+            raise no_offer(self.api.words(answer))
         if answer.status in (405, 413, 415, 422):
             raise self._otherwise("POST /v2/pods", answer)
         return self._as_offered(answer, offer, start)
@@ -140,7 +140,7 @@ class RunPod(RestProvider):
     def _check_price(self, offer: Offer, cloud: str, kind: str, count: int) -> None:
         """Raise `PlatformError` `no-offer` unless an offer costs what it did."""
         path = f"/v2/catalog/{'cpus' if cloud == _CPU else 'gpus'}/{quote(kind, safe='')}"
-        answer = self._api.get(path)
+        answer = self.api.get(path)
         if answer.status == 404:
             raise no_offer(f"RunPod has no {kind} any more")
         now = _usd(self._value(path, answer), cloud, count) + offer.disk_gb * _DISK_USD
@@ -173,7 +173,7 @@ class RunPod(RestProvider):
 
     def find(self, machine: str) -> Rented | None:
         path = _path(machine)
-        answer = self._api.get(path)
+        answer = self.api.get(path)
         return None if answer.status == 404 else _rented(self._value(path, answer))
 
     def tagged(self, prefix: str) -> list[Rented]:
@@ -185,7 +185,7 @@ class RunPod(RestProvider):
     def output(self, machine: str) -> str:
         path = f"{_path(machine)}/logs"
         query = {"source": "container", "tail": "5000"}
-        answer = self._api.stream(path, query, quiet_s=self.quiet_s, most_bytes=8 * OUTPUT_BYTES)
+        answer = self.api.stream(path, query, quiet_s=self.quiet_s, most_bytes=8 * OUTPUT_BYTES)
         if answer.status == 404:
             return ""
         if answer.status != 200:
@@ -193,7 +193,7 @@ class RunPod(RestProvider):
         return "".join(f"{line}\n" for line in _lines(answer.text))[:OUTPUT_BYTES]
 
     def give_back(self, machine: str) -> None:
-        answer = self._api.ask("DELETE", _path(machine))
+        answer = self.api.ask("DELETE", _path(machine))
         if answer.status not in (200, 202, 204, 404):
             raise self._otherwise(f"DELETE {_path(machine)}", answer)
 
@@ -203,7 +203,7 @@ class RunPod(RestProvider):
         return sum((_number(record, "totalAmount") for record in records), Decimal(0)) if records else None
 
     def _list(self, path: str, name: str, query: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-        return _dicts(self._value(path, self._api.get(path, query)), name)
+        return _dicts(self._value(path, self.api.get(path, query)), name)
 
     def _value(self, what: str, answer: ApiAnswer) -> dict[str, Any]:
         if answer.status not in (200, 201) or not isinstance(answer.value, dict):
@@ -211,7 +211,7 @@ class RunPod(RestProvider):
         return answer.value
 
     def _otherwise(self, what: str, answer: ApiAnswer) -> PeerError:
-        why = f"{what} with HTTP {answer.status}, not as {_API} does: {self._api.words(answer)}"
+        why = f"{what} with HTTP {answer.status}, not as {_API} does: {self.api.words(answer)}"
         return unexpected("RunPod", why)
 
 

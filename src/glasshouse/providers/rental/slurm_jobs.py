@@ -15,7 +15,7 @@ from pathlib import Path
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
 from glasshouse.providers.place.ways import NODE_FOLDER, batch_script, login_of
 from glasshouse.providers.rental.provider import Offer, Options, Provider, Rented, RentedState, Start, UncertainError
-from glasshouse.providers.rental.rest import unknown
+from glasshouse.providers.rental.rest import shown, unknown
 
 _CONNECT_S, _ANSWER_S = 10, 60.0
 _MOST_CHARS = 64 << 10
@@ -78,12 +78,10 @@ class Slurm(Provider):
                     id=f"{partition}/{kind}",
                     gpu=kind,
                     gpus=options.gpus,
-                    gpu_memory_gb=0,
                     memory_gb=memory_gb,
                     disk_gb=options.disk_gb,
                     region=partition,
                     usd_per_hour=Decimal(0),
-                    spot=False,
                 )
                 if up == "up" and count >= options.gpus and memory_gb >= options.memory_gb:
                     found[offer.id] = offer
@@ -111,9 +109,9 @@ class Slurm(Provider):
             return job[1]
         if code and _REFUSED.search(err) and not _AWAY.search(err):
             raise PlatformError(
-                Code.NO_OFFER, f"Slurm takes no such job: {_said(err)}", hint="name another partition, or ask for less"
+                Code.NO_OFFER, f"Slurm takes no such job: {shown(err)}", hint="name another partition, or ask for less"
             )
-        raise UncertainError("Slurm", _said(err) or "sbatch did not name a job")
+        raise UncertainError("Slurm", shown(err) or "sbatch did not name a job")
 
     def find(self, machine: str) -> Rented | None:
         return next((one for one in self._jobs() if one.id == machine), None)
@@ -182,12 +180,12 @@ class Slurm(Provider):
         where = self._address or "this machine"
         if "Permission denied" in err:
             hint = "log in once by hand with ssh and the same name: the user, or the key, is not accepted"
-            return UsageError(Code.PROVIDER_KEY, f"{where} refuses the login: {_said(err)}", hint=hint)
+            return UsageError(Code.PROVIDER_KEY, f"{where} refuses the login: {shown(err)}", hint=hint)
         if _AWAY.search(err):
             hint = "see that the login node is up, and that `sinfo` answers there"
-            return PeerError(Code.PROVIDER_UNREACHABLE, f"Slurm at {where} does not answer: {_said(err)}", hint=hint)
+            return PeerError(Code.PROVIDER_UNREACHABLE, f"Slurm at {where} does not answer: {shown(err)}", hint=hint)
         hint = "name the cluster's login node, where Slurm's commands are found"
-        return PeerError(Code.PROVIDER_PROTOCOL, f"{command} failed at {where}: {_said(err)}", hint=hint)
+        return PeerError(Code.PROVIDER_PROTOCOL, f"{command} failed at {where}: {shown(err)}", hint=hint)
 
 
 def _output(job: str) -> str:
@@ -198,13 +196,13 @@ def _output(job: str) -> str:
 def _columns(line: str, count: int) -> list[str]:
     found = line.split("|", count - 1)
     if len(found) != count:
-        raise PeerError(Code.PROVIDER_PROTOCOL, f"Slurm lists otherwise than it was asked to: {_said(line)}")
+        raise PeerError(Code.PROVIDER_PROTOCOL, f"Slurm lists otherwise than it was asked to: {shown(line)}")
     return found
 
 
 def _whole(number: str) -> int:
     if not re.fullmatch(r"[0-9]+\+?", number):
-        raise PeerError(Code.PROVIDER_PROTOCOL, f"Slurm lists no size: {_said(number)}")
+        raise PeerError(Code.PROVIDER_PROTOCOL, f"Slurm lists no size: {shown(number)}")
     return int(number.rstrip("+"))
 
 
@@ -225,7 +223,3 @@ def _nearest_or_all(wanted: Sequence[str], there: set[str], what: str) -> set[st
 
 def _plain(word: str) -> str:
     return re.sub(r"[^a-z0-9]", "", word.lower())
-
-
-def _said(text: str) -> str:
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())[:300]

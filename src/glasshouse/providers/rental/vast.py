@@ -58,12 +58,7 @@ class Vast(RestProvider):
     """An account at Vast.ai; see `Provider`."""
 
     name, title, usual_url = "vast", "vast", "https://console.vast.ai"
-
-    def __init__(
-        self, key: str, url: str | None = None, *, clock: Callable[[], float] = time.time, **waits: Callable[..., Any]
-    ) -> None:
-        super().__init__(key, url, **waits)
-        self._clock = clock
+    clock: Callable[[], float] = staticmethod(time.time)  # tests have another
 
     def offers(self, options: Options) -> list[Offer]:
         """Return what fits, the cheapest first; of the hosts that Vast has verified. See `Provider`."""
@@ -120,10 +115,10 @@ class Vast(RestProvider):
         }
         if offer.spot:
             body["price"] = float(bid)
-        return self._made(self._api.create("PUT", f"/api/v0/asks/{_id(offer.id)}/", body, judged=False))
+        return self._made(self.api.create("PUT", f"/api/v0/asks/{_id(offer.id)}/", body, judged=False))
 
     def find(self, machine: str) -> Rented | None:
-        value = self._unless_gone(self._api.get(_path(machine)))
+        value = self._unless_gone(self.api.get(_path(machine)))
         if value is None or ("instances" in value and value["instances"] is None):
             return None
         found = rented_of(value.get("instances"))
@@ -143,23 +138,23 @@ class Vast(RestProvider):
         seconds.
         """
         path = f"/api/v0/instances/request_logs/{_id(machine)}/"
-        value = self._unless_gone(self._api.ask("PUT", path, {"tail": _LOG_LINES}))
+        value = self._unless_gone(self.api.ask("PUT", path, {"tail": _LOG_LINES}))
         url = None if value is None else value.get("result_url")
         if not isinstance(url, str) or not url:
             return ""
         for _ in range(_LOG_TRIES):
-            self._sleep(_LOG_PAUSE_S)
-            text = self._api.file(url, OUTPUT_BYTES)
+            self.api.sleep(_LOG_PAUSE_S)
+            text = self.api.file(url, OUTPUT_BYTES)
             if text is not None:
                 return text
         return ""
 
     def give_back(self, machine: str) -> None:
-        self._unless_gone(self._api.ask("DELETE", _path(machine)))
+        self._unless_gone(self.api.ask("DELETE", _path(machine)))
 
     def bill(self, machine: str) -> Decimal | None:
         """Return what it cost in the last 31 days, in US dollars; None while Vast does not list it. See `Provider`."""
-        now = int(self._clock())
+        now = int(self.clock())
         chosen = {"day": {"gte": now - _BILLED_S, "lte": now + 86_400}, "type": {"in": ["instance"]}}
         query = {"select_filters": json.dumps(chosen), "limit": "500"}
         amounts = [
@@ -184,19 +179,19 @@ class Vast(RestProvider):
             "limit": _MOST_OFFERS,
             **wanted,
         }
-        rows = _rows(self._value(self._api.ask("POST", "/api/v0/bundles/", query)), "offers")
+        rows = _rows(self._value(self.api.ask("POST", "/api/v0/bundles/", query)), "offers")
         read = (offer_of(row, options) for row in rows if isinstance(row, dict))
         return [pair for pair in read if pair is not None]
 
     def _column(self, path: str, rows: str, column: str) -> list[str]:
         """Return the names that a table of the whole market has in a column."""
-        listed = _rows(self._value(self._api.get(path)), rows)
+        listed = _rows(self._value(self.api.get(path)), rows)
         return sorted({row[column] for row in listed if isinstance(row, dict) and isinstance(row.get(column), str)})
 
     def _made(self, answer: ApiAnswer) -> str:
         """Return the id of what a create made; raises as `rent`."""
         value = answer.value if isinstance(answer.value, dict) else {}
-        made, why = value.get("new_contract"), self._api.words(answer)
+        made, why = value.get("new_contract"), self.api.words(answer)
         named = isinstance(made, int) and not isinstance(made, bool)
         if answer.status == 200 and value.get("success") is True and named:
             return str(made)
@@ -214,7 +209,7 @@ class Vast(RestProvider):
         """Give back what a refused create made; raises `UncertainError` where it is not seen to be gone."""
         try:
             # That there is no such machine may only be true as yet.
-            self._value(self._api.ask("DELETE", _path(machine)))
+            self._value(self.api.ask("DELETE", _path(machine)))
             left = "which is still there" if self.find(machine) is not None else ""
         except GlasshouseError as error:
             left = error.message
@@ -226,8 +221,8 @@ class Vast(RestProvider):
         after: dict[str, str] = {}
         for page in range(_MOST_PAGES):
             if page:
-                self._sleep(_PAGE_PAUSE_S)
-            value = self._value(self._api.get(path, {**query, **after}))
+                self.api.sleep(_PAGE_PAUSE_S)
+            value = self._value(self.api.get(path, {**query, **after}))
             yield from _rows(value, rows)
             token = value.get("next_token")
             if token is None:
@@ -257,14 +252,14 @@ class Vast(RestProvider):
     def _refusal(self, answer: ApiAnswer) -> GlasshouseError:
         said = _said(answer)
         try:
-            self._api.judge(answer)
+            self.api.judge(answer)
             if _NO_KEY.search(said):
-                self._api.judge(replace(answer, status=401))
+                self.api.judge(replace(answer, status=401))
             if _NO_MONEY.search(said):
-                self._api.judge(replace(answer, status=402))
+                self.api.judge(replace(answer, status=402))
         except UsageError as error:
             return error
-        return unexpected("vast", f"with HTTP {answer.status}: {self._api.words(answer)}")
+        return unexpected("vast", f"with HTTP {answer.status}: {self.api.words(answer)}")
 
 
 def _path(machine: str) -> str:

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Optional
 
 NODE = "node"
@@ -45,7 +44,7 @@ class Holder:
 
     def hold(self) -> None:
         """Serve until the end was asked for and has come; then remove the folder."""
-        signal.signal(signal.SIGTERM, self._terminated)
+        signal.signal(signal.SIGTERM, lambda *_: self._end(_AFTER_TERM_S))
         while not self._over():
             try:
                 connection, _ = self._listener.accept()
@@ -62,9 +61,6 @@ class Holder:
         if elsewhere.is_symlink():
             shutil.rmtree(elsewhere.resolve(), ignore_errors=True)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _terminated(self, _number: int, _frame: Optional[FrameType]) -> None:  # noqa: UP045
-        self._end(_AFTER_TERM_S)
 
     def _end(self, seconds: float) -> None:
         until_s = time.monotonic() + seconds

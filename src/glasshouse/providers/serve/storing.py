@@ -134,7 +134,7 @@ class Storing:
                 heads.seek(max(0, heads.seek(0, os.SEEK_END) - 4 * _MAX_HEAD_BYTES))
                 lines = heads.read().split(b"\n")[:-1]
             for line in reversed(lines):
-                size = _size_of(line)
+                size = int(_payload(_payload(json.loads(line))["head"])["size"])  # which it states itself
                 if size <= len(self._tree):
                     return decode(line, max_bytes=_MAX_HEAD_BYTES), size
         return None, 0
@@ -183,11 +183,6 @@ class Storing:
         self._over.add(file.name)
         del self._open[file.name]
         return True
-
-
-def _size_of(line: bytes) -> int:
-    """Return how many events a countersigned head covers, by its own word."""
-    return int(_payload(_payload(json.loads(line))["head"])["size"])
 
 
 def _payload(envelope: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.providers.rental.runpod import RunPod
+from simulators.fake_api import quick
 from simulators.fake_runpod import FakeRunPod, fake_runpod
 from simulators.runpod_market import Clock
 
@@ -25,6 +26,6 @@ def fake(tmp_path: Path, clock: Clock) -> Iterator[FakeRunPod]:
 
 @pytest.fixture
 def runpod(fake: FakeRunPod, clock: Clock) -> RunPod:
-    made = RunPod(fake.key, fake.url, sleep=clock.sleep, jitter=lambda: 0.5)
+    made = quick(RunPod(fake.key, fake.url), clock)
     made.quiet_s = 0.05
     return made

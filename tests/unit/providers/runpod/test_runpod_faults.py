@@ -9,7 +9,7 @@ import pytest
 from glasshouse.errors import Code, PeerError, PlatformError, UsageError
 from glasshouse.providers.rental.provider import RentedState, UncertainError
 from glasshouse.providers.rental.runpod import RunPod
-from simulators.fake_api import Reply
+from simulators.fake_api import Reply, quick
 from simulators.fake_runpod import FakeRunPod
 from simulators.runpod_market import OPTIONS, START, Clock, cheapest, failing
 
@@ -39,7 +39,7 @@ def test_an_account_that_may_not_is_the_users_to_mend(
 
 
 def test_a_wrong_key_is_refused_and_not_repeated(fake: FakeRunPod, clock: Clock) -> None:
-    error = failing(lambda: RunPod("rpa_wrong", url=fake.url, sleep=clock.sleep).offers(OPTIONS))
+    error = failing(lambda: quick(RunPod("rpa_wrong", url=fake.url), clock).offers(OPTIONS))
     assert error.code == Code.PROVIDER_KEY
     assert "rpa_wrong" not in repr(error)
     assert clock.slept == []

@@ -12,6 +12,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.providers.rental.provider import RentedState
 from glasshouse.providers.rental.runpod import RunPod
 from simulators.api_description import described, needs_description
+from simulators.fake_api import quick
 from simulators.fake_runpod import FakeRunPod, fake_runpod
 from simulators.runpod_market import OPTIONS, START, Clock, cheapest, failing
 
@@ -186,7 +187,7 @@ def test_a_stream_of_output_is_read_until_it_is_quiet_and_to_its_bound(
 def test_every_exchange_is_as_runpod_describes_it(tmp_path: Path, clock: Clock) -> None:
     description = described(DESCRIPTION)
     with fake_runpod(tmp_path, machines=False, clock=clock, description=description) as fake:
-        runpod = RunPod(fake.key, fake.url, sleep=clock.sleep)
+        runpod = quick(RunPod(fake.key, fake.url), clock)
         runpod.quiet_s = 0.05
         offers = [*runpod.offers(replace(OPTIONS, regions=("Europe",), memory_gb=64)), cheapest(runpod, gpus=0)]
         machines = [runpod.rent(offer, START) for offer in offers]

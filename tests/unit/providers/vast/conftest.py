@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.providers.rental.vast import Vast
+from simulators.fake_api import quick
 from simulators.fake_vast import FakeVast, fake_vast
 from simulators.vast_market import Paper, Time
 
@@ -25,4 +26,4 @@ def there(tmp_path: Path, time: Time) -> Iterator[FakeVast]:
 
 @pytest.fixture
 def vast(there: FakeVast, time: Time) -> Vast:
-    return Vast(there.key, there.url, sleep=time.sleep, jitter=lambda: 0.5, clock=time)
+    return quick(Vast(there.key, there.url), time)

@@ -14,7 +14,7 @@ from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, U
 from glasshouse.providers.rental.account_api import Api
 from glasshouse.providers.rental.provider import Offer, RentedState, UncertainError
 from glasshouse.providers.rental.vast import Vast
-from simulators.fake_api import Reply
+from simulators.fake_api import Reply, quick
 from simulators.fake_vast import CALLS, FakeVast
 from simulators.vast_market import OPTIONS, START, Paper, Time, rented
 
@@ -222,7 +222,7 @@ METHODS: dict[str, Callable[[Vast], object]] = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_key_that_is_not_known_is_said_and_never_taken_for_absence(there: FakeVast, time: Time, name: str) -> None:
-    stranger = Vast("0" * 64, there.url, sleep=time.sleep, clock=time)
+    stranger = quick(Vast("0" * 64, there.url), time)
     with pytest.raises(UsageError, match="refused the account's key") as refused:
         METHODS[name](stranger)
     assert refused.value.code is Code.PROVIDER_KEY

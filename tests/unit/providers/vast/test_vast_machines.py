@@ -13,6 +13,7 @@ from glasshouse.errors import PeerError, PlatformError, UsageError
 from glasshouse.providers.rental.provider import Offer, RentedState
 from glasshouse.providers.rental.vast import Vast
 from simulators.api_description import Description, described, needs_description
+from simulators.fake_api import quick
 from simulators.fake_vast import CALLS, FakeVast, fake_vast
 from simulators.vast_market import OPTIONS, START, Paper, Time, rented
 
@@ -250,7 +251,7 @@ def test_ports_may_lack_at_every_level(
 def test_every_exchange_is_as_vast_describes_it(tmp_path: Path, time: Time, description: Description) -> None:
     anywhere = replace(OPTIONS, gpu=(), spot=True, regions=("US", "PL"), memory_gb=0)
     with fake_vast(tmp_path, clock=time, host=Paper, description=description) as there:
-        vast = Vast(there.key, there.url, sleep=time.sleep, clock=time)
+        vast = quick(Vast(there.key, there.url), time)
         machines = [rented(vast, time, options) for options in (OPTIONS, anywhere)]
         there.troubles.page = 1
         assert len(vast.tagged("gh-")) == 2
