@@ -124,7 +124,7 @@ def test_a_log_of_other_times_than_its_receipt_is_said(monkeypatch: pytest.Monke
         world = World()
         run = world.run()
         verdict = with_log(verify_bundle(run.data, owner=world.owner.public), run.lines)
-        assert ("the log is not of the time of which the receipt tells" in verdict.sentence) == doubts
+        assert ("the log is not of the time that the receipt names" in verdict.sentence) == doubts
         assert any("not of the time" in doubt for doubt in verdict.doubts) == doubts
 
 

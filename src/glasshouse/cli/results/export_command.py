@@ -39,9 +39,7 @@ def command(
         files[SIGNATURE_NAME] = sign_model(key, found.outputs, name=name, bundle_sha256=sha256(found.bundle))
         files["model-signing.pem"], files["model-signing-key.json"] = key.pem, key.certificate.encode()
     if bom or every:
-        files["bom.cdx.json"] = bill_of_materials(
-            found.verdict, found.outputs, name=name, bundle=found.bundle, fingerprint=identity.public.fingerprint
-        )
+        files["bom.cdx.json"] = bill_of_materials(found, name=name, fingerprint=identity.public.fingerprint)
     private_folder(out)
     for filename, data in files.items():
         write_private(out / filename, data, replace=force)

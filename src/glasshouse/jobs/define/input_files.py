@@ -67,8 +67,7 @@ def gather(
     """List every file of a job's inputs.
 
     Args:
-        folder: the job file's folder.
-        inputs: name in the package → file or folder below `folder`; a folder's files keep their names below it.
+        inputs: name in the package → file or folder below `folder`, the job file's; a folder's files keep their names.
         follow_links: whether a link to a regular file stands for that file, wherever it lies.
         exclude: gitignore patterns, from the job file's folder, of what is left out of folders.
 
@@ -82,11 +81,8 @@ def gather(
     for name, path in inputs.items():
         parts = PurePosixPath(path).parts
         if path.startswith(("/", "~")) or ".." in parts or "\x00" in path:
-            raise UsageError(
-                Code.JOB_INVALID,
-                f"inputs.{name!r} = {path!r} leaves the job file's folder",
-                hint="inputs lie beside the job file or below it; copy or bind-mount what lies elsewhere",
-            )
+            hint = "inputs lie beside the job file or below it; copy or bind-mount what lies elsewhere"
+            raise _invalid(name, f" = {path!r} leaves the job file's folder", hint)
         for package_name, found in _files(folder, name, parts, follow_links, walk):
             _refuse_private(name, found)
             if package_name in sources:

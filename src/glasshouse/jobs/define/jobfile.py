@@ -230,11 +230,7 @@ class Ranks:
                 raise UsageError(Code.USAGE, f"--{name} must be from 1 to {most}, not {number}")
 
     def check(self, workload: str, floor: Floor) -> None:
-        """Refuse what cannot run so: a workload of one process, or machines that may not talk to each other.
-
-        Raises:
-            UsageError: `job-invalid` or `policy-impossible`.
-        """
+        """Refuse a workload of one process, or machines that may not talk to each other; raises `UsageError`."""
         if self.machines > 1 and GROUP_EGRESS not in floor.egress:
             raise UsageError(
                 Code.POLICY_IMPOSSIBLE,

@@ -116,10 +116,7 @@ class Excluded:
         self._patterns = GitIgnoreSpec.from_lines(patterns)
 
     def asked(self, path: str) -> bool | None:
-        """Return whether the job leaves a path out (True), takes it back (False) or has no pattern for it (None).
-
-        The path is from the job file's folder; a folder's ends with a slash.
-        """
+        """Return whether the job leaves out a path, a folder's with a slash at its end; None without a pattern."""
         return self._patterns.check_file(path).include
 
     @staticmethod

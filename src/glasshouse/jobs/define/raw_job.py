@@ -117,16 +117,12 @@ def run_raw(
 
 
 class RawProcess:
-    """A raw worker.
+    """A raw worker, whose folder lies in the home's `raw/`; raises `RunError` (`worker-failed`) if it cannot start.
 
     Args:
-        home: its `raw/` gets the folder.
         log: a real file for what the training prints, in the clear.
         ranks: the processes of one group that a script runs in; None for one process without a group.
         program: what Python runs as the worker.
-
-    Raises:
-        RunError: `worker-failed` when the worker cannot be started.
     """
 
     def __init__(

@@ -14,7 +14,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.broker.http_api import verify_chain
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, UsageError
 from glasshouse.jobs.owner.home import Home, locked, private_folder, read_state, socket_folder, write_state
-from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.processes import ProcessName, spawn
 from glasshouse.jobs.owner.rundir import FilePath, RunFolder
 from glasshouse.wire.canonical import Json, b64decode
 from glasshouse.wire.record import Member, Record, octets, text
@@ -161,26 +160,14 @@ class Embedded:
     def _start(self) -> Serving:
         sockets = socket_folder(self._home)
         owner_socket = sockets / "owner.sock"
-        command = [
-            sys.executable,
-            *("-I", "-m", "glasshouse.jobs.gates.embedded_broker", str(self._home.path)),
-            *("--data", str(self._home.broker / "data")),
+        child = spawn(
+            "glasshouse.jobs.gates.embedded_broker",
+            *(str(self._home.path), "--data", str(self._home.broker / "data")),
             *("--runtime-bind", f"unix:{sockets / 'runtime.sock'}", "--owner-socket", str(owner_socket)),
-        ]
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        log = os.open(self._log, flags, 0o600)
-        try:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd="/",
-                start_new_session=True,  # a Ctrl-C in the terminal must not end it before its runs
-                umask=0o077,
-            )
-        finally:
-            os.close(log)
+            log=self._log,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
         try:
             line = _ready_line(child)
             serving = Serving(

@@ -167,10 +167,7 @@ def gate_name(home: Home, given: str) -> str:
 
 
 def audit_gate(home: Home, gate: str | KnownGate, owner: SigningKey, *, newer: bool = False) -> list[Json]:
-    """Return this owner's records in a gate's audit log, verified, and record where the log ends.
-
-    Args:
-        newer: request only what was not recorded before.
+    """Return this owner's records in a gate's audit log, all or the `newer` ones, verified; record where the log ends.
 
     Raises:
         UsageError: no such gate.

@@ -63,14 +63,11 @@ def revoke(
     owner: SigningKey | None = None,
     running: bool = False,
 ) -> list[str]:
-    """Revoke at the home's own broker, started if need be, and at gates, and record it here.
+    """Revoke at the home's own broker, started if need be, and at gates; record it; return the runs that had the key.
 
     Args:
         gates: all that may have its key: see `holders`. Each is tried, whatever comes of the others.
         running: let the leases of runs that have the key run out, too.
-
-    Returns:
-        The ids of runs that already had the key.
 
     Raises:
         PeerError: names all that did not revoke it, with the code of the first: `broker-unreachable`, or

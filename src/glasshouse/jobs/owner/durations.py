@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 
 def format_s(seconds: float) -> str:
@@ -26,16 +25,6 @@ def utc(time_us: int) -> str:
         return f"{time_us} µs after 1970"
 
 
-class Clock(Protocol):
-    """The time, and waiting."""
-
-    def now_us(self) -> int:
-        """Return microseconds since 1970."""
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-
-
 class SystemClock:
     """The machine's clock at the start of this process, and the time since: sleep counts, setting the clock does not.
 
@@ -43,9 +32,11 @@ class SystemClock:
     """
 
     def now_us(self) -> int:
+        """Return microseconds since 1970."""
         return _BEGAN_US + _passed_us()
 
     def sleep(self, seconds: float) -> None:
+        """Wait."""
         time.sleep(seconds)
 
 

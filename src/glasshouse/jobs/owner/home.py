@@ -153,10 +153,7 @@ def _absolute(path: str | Path) -> Path:
 
 
 def private_folder(path: Path, *, close: bool = True) -> Path:
-    """Make a folder (and its parents) that only its owner may enter, and return it.
-
-    Args:
-        close: whether a folder that exists is closed to others too.
+    """Make a folder (and its parents) that only its owner may enter; `close` one that exists to others too; return it.
 
     Raises:
         UsageError: `disk-full`, or `usage` for something else of that name, or another user's folder.
@@ -181,14 +178,7 @@ def private_folder(path: Path, *, close: bool = True) -> Path:
 
 
 def write_private(path: Path, content: bytes | Callable[[BinaryIO], None], *, replace: bool = True) -> None:
-    """Write a file with mode 0600 in one step.
-
-    Args:
-        content: the bytes, or a function that writes them to a seekable file.
-
-    Raises:
-        UsageError: `disk-full`, or `usage` when it cannot be written or must not be replaced.
-    """
+    """Write bytes, or what a function writes to a seekable file, with mode 0600 in one step; raises `UsageError`."""
     # Nothing of the final name: 64 characters of it can be 256 bytes, more than a name may have.
     temporary = path.parent / f".{secrets.token_hex(8)}.part"
     try:
@@ -228,14 +218,10 @@ def _put(temporary: Path, path: Path, replace: bool) -> None:
 
 
 def read_bounded(path: Path, *, max_bytes: int = MAX_STATE_BYTES, what: str = "file", private: bool = False) -> bytes:
-    """Return a regular file's bytes.
-
-    Args:
-        what: the file's kind, for messages.
-        private: refuse a file that its group or others may open.
+    """Return a regular file's bytes; a `private` one may not be open to others; `what` names its kind in messages.
 
     Raises:
-        UsageError: `file-missing` when it is missing, not regular or unreadable; `too-large`; or `identity` when
+        UsageError: `file-missing` where it is missing, not regular or unreadable; `too-large`; or `identity` where
             others may open it.
     """
     try:

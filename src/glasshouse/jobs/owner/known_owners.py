@@ -111,11 +111,7 @@ def _at_hand(home: Home) -> list[OwnerTrust]:
 def trusted_owner(
     home: Home, document: Path, *, named: str | None = None, fingerprint: str | None = None
 ) -> OwnerTrust:
-    """Decide with whose key something is verified.
-
-    Args:
-        document: a receipt, artifact, package or statement.
-        named: a known owner's name or fingerprint, or the path of an `owner.pub` file.
+    """Decide with whose key a document is verified; `named` is a known owner's name or fingerprint, or a path.
 
     Raises:
         UsageError: `identity` where no key is at hand, `file-missing`; `usage` for text that is no fingerprint.

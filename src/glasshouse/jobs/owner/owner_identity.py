@@ -41,12 +41,9 @@ _SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 1 << 16, 8, 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnerPublic(Record, name="owner", max_bytes=_MAX_BYTES, constants={"kind": "glasshouse-owner", "version": 1}):
-    """An owner's public keys under one fingerprint: `owner.pub`.
+    """An owner's public keys under one fingerprint: `owner.pub`; raises `FormatError` for a fingerprint of other keys.
 
     Law: ``OwnerPublic.parse(o.encode()) == o``.
-
-    Raises:
-        FormatError: `owner-mismatch` when the fingerprint is of other keys.
     """
 
     signing: Annotated[bytes, octets(32)]  # Ed25519

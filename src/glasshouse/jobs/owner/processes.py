@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from glasshouse.runtime.watchdog.session_record import Process
 from glasshouse.wire.record import Record
@@ -84,6 +88,22 @@ def stoppable() -> contextlib.AbstractContextManager[None]:
 def interrupt() -> None:
     """End the main thread's `stoppable` block from another thread, also where it waits for a host that is silent."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+def spawn(module: str, *arguments: str, log: Path, **streams: Any) -> subprocess.Popen[bytes]:
+    """Start a program of ours that outlives this process and its terminal, its errors appended to a log; may raise."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-m", module, *arguments],
+            stderr=descriptor,
+            cwd="/",
+            start_new_session=True,  # a Ctrl-C in the terminal must not end it
+            umask=0o077,
+            **streams,
+        )
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

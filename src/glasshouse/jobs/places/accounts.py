@@ -19,10 +19,9 @@ _taken: dict[str, str] = {}
 
 
 def provider_of(home: Home, name: str, cluster: Cluster | None = None, *, python: str = "python3") -> Provider:
-    """Return a provider with the key of the owner's account.
+    """Return a provider, one of `PROVIDERS`, with the key of the owner's account.
 
     Args:
-        name: of `PROVIDERS`.
         cluster: for ``slurm``, which has no accounts; by default this machine is its login node.
         python: the interpreter there that holds a node.
 

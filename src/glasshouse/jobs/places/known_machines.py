@@ -12,7 +12,7 @@ from pathlib import Path
 
 from glasshouse.errors import Code, PeerError, PlatformError, UsageError
 from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.owner.durations import Clock, SystemClock
+from glasshouse.jobs.owner.durations import SystemClock
 from glasshouse.jobs.owner.home import Home, is_there, read_state, write_state
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.jobs.places.rental_journal import POLL_S, Attempt, Journal, rental_at
@@ -166,12 +166,11 @@ def examine(home: Home, name: str) -> list[Finding]:
 
 
 def log_in(
-    home: Home, journal: Journal, *, profile: Profile, interrupt: Callable[[], None], clock: Clock | None = None
+    home: Home, journal: Journal, *, profile: Profile, interrupt: Callable[[], None], clock: SystemClock | None = None
 ) -> list[Place]:
     """Log in to the machine that was rented, and return the places on it, examined; nothing of the job is sent yet.
 
     Args:
-        profile: the hardening that the job's policy demands.
         interrupt: called when a cap is reached meanwhile; ends this call.
 
     Raises:
@@ -190,7 +189,7 @@ def log_in(
     return places
 
 
-def _reach(place: Place, *, until_us: int, clock: Clock) -> None:
+def _reach(place: Place, *, until_us: int, clock: SystemClock) -> None:
     """Wait until a machine that printed its host key answers; raises `PeerError`, `PlatformError`."""
     while True:
         try:

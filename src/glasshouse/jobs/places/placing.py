@@ -41,13 +41,10 @@ class LeftError(PeerError):
 
 
 class Placing:
-    """The runtimes of a run's machines while the block lasts.
+    """The runtimes of a run's machines while the block lasts; `relays` are where their keepers relay calls, or None.
 
     A block that raises stops those that were started and waits for their ends; either way nothing is left at a place
     that can be reached. One that raises `LeftError` leaves them as they are.
-
-    Args:
-        relays: where the runtimes' keepers relay their calls, each or None.
     """
 
     def __init__(

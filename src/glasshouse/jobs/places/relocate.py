@@ -40,10 +40,7 @@ class Relocated:
 
 
 def relocate(source: Path, target: Home) -> Relocated:
-    """Move identity, key store, package records, keys of accounts at providers, and the broker's data.
-
-    Args:
-        target: the new home; without an identity, or with the same one after a move that was cut off.
+    """Move identity, key store, package records, keys of accounts at providers, and the broker's data to the new home.
 
     Raises:
         UsageError: `identity` when there is none, others could read it, or the target has another; `usage` while a

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, PlatformError, UsageError
-from glasshouse.jobs.owner.durations import Clock, SystemClock
+from glasshouse.jobs.owner.durations import SystemClock
 from glasshouse.jobs.owner.home import write_private
 from glasshouse.jobs.places.rental_journal import HOUR_S, POLL_S, Attempt, Journal, Rental, Step, deadline_us
 from glasshouse.providers.rental.provider import Offer, Options, Provider, Rented, RentedState, Start, UncertainError
@@ -40,7 +40,7 @@ def unless_closed(say: Callable[[str], None]) -> Callable[[str], None]:
     return say_if_open
 
 
-def give_back_all(provider: Provider, machine: str, tag: str, clock: Clock, *, seen: bool = True) -> int:
+def give_back_all(provider: Provider, machine: str, tag: str, clock: SystemClock, *, seen: bool = True) -> int:
     """Give back a machine and all others of its tag, and return since when they are shown to be gone.
 
     Args:
@@ -84,7 +84,7 @@ class Renter:
         journal: Journal,
         provider: Provider,
         *,
-        clock: Clock | None = None,
+        clock: SystemClock | None = None,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self._journal, self._provider, self._say = journal, provider, unless_closed(say)

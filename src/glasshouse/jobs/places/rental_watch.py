@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from glasshouse.jobs.owner.durations import Clock, SystemClock
+from glasshouse.jobs.owner.durations import SystemClock
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.places.accounts import provider_of
@@ -18,17 +18,16 @@ _WATCH_S = 120.0
 
 
 class RentalWatch(threading.Thread):
-    """A thread that asks the run to end shortly before its cap, and at the cap gives the machine back.
-
-    Args:
-        stop: called once shortly before a cap is reached.
+    """A thread that calls `stop` once shortly before a cap of the run, and at the cap gives the machine back.
 
     Attributes:
         gone: set when the provider stopped the machine, started it anew, or took it back at the cap.
         stopped_by: the cap that was reached; empty before.
     """
 
-    def __init__(self, journal: Journal, provider: Provider, stop: Callable[[], None], clock: Clock | None = None):
+    def __init__(
+        self, journal: Journal, provider: Provider, stop: Callable[[], None], clock: SystemClock | None = None
+    ) -> None:
         super().__init__(daemon=True, name="rental-watch")
         self._provider, self._ask_to_end, self._clock = provider, stop, clock or SystemClock()
         rental = journal.load()
@@ -83,7 +82,7 @@ class RentalWatch(threading.Thread):
 
 @contextlib.contextmanager
 def watched(
-    home: Home, run_id: str, stop: Callable[[], None], *, clock: Clock | None = None
+    home: Home, run_id: str, stop: Callable[[], None], *, clock: SystemClock | None = None
 ) -> Iterator[Callable[[], bool]]:
     """Watch a run's rented machine, and call `stop` before its cap; yield a function for whether it is gone."""
     journal = Journal.of(home, run_id)

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from glasshouse.errors import GlasshouseError
 from glasshouse.jobs.define.wanted import MACHINE, Wanted, wanted
-from glasshouse.jobs.owner.durations import Clock, SystemClock
+from glasshouse.jobs.owner.durations import SystemClock
 from glasshouse.jobs.owner.home import Home, is_there, read_state, write_private, write_state
 from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.processes import ProcessName, giving_back
@@ -36,7 +36,7 @@ def tag_prefix(home: Home) -> str:
     return f"gh-{''.join(char for char in fingerprint.lower() if char.isalnum())[-10:]}-"
 
 
-def begin(home: Home, run: RunFolder, provider: str, machine: Wanted, *, clock: Clock | None = None) -> Journal:
+def begin(home: Home, run: RunFolder, provider: str, machine: Wanted, *, clock: SystemClock | None = None) -> Journal:
     """Begin the journal of a rental, with its login key; nothing is asked for yet. Raises `UsageError`."""
     Journal.of(home, run.run_id).ssh_files()  # refuses a home whose path ssh cannot take
     rental = Rental(
@@ -68,7 +68,7 @@ def take(
     *,
     accept: bool = False,
     say: Callable[[str], None] = lambda _text: None,
-    clock: Clock | None = None,
+    clock: SystemClock | None = None,
 ) -> None:
     """Rent a machine, which is to be logged in to and examined before anything is sent; raises as `Renter.take`."""
     public = serialization.load_ssh_private_key(journal.key.read_bytes(), None).public_key()
@@ -78,7 +78,7 @@ def take(
 
 
 def return_machine(
-    home: Home, run: RunFolder, *, say: Callable[[str], None] = lambda _text: None, clock: Clock | None = None
+    home: Home, run: RunFolder, *, say: Callable[[str], None] = lambda _text: None, clock: SystemClock | None = None
 ) -> Rental | None:
     """Give back what was rented for a run, write its cost to the run's folder, and return the rental, if any.
 

@@ -50,11 +50,9 @@ class RuntimeBundle(
 def make_bundle(
     out: Path, *, wheels: Path | None = None, python: str | None = None, replace: bool = False
 ) -> RuntimeBundle:
-    """Write a bundle of this Glasshouse and of what its runtime needs.
+    """Write a bundle of this Glasshouse and of what its runtime needs, from a folder of `wheels` or what is here.
 
-    Args:
-        wheels: a folder with wheels of what it needs; None for what is installed here.
-        python: the minor version of the machine's Python, as of the wheels; None for this one's.
+    The bundle is for a minor version of `python`, by default this one's.
 
     Raises:
         UsageError: `requirement-missing`: something is missing, or for another machine; `usage`, `disk-full`.

@@ -141,9 +141,8 @@ def _found(
 ) -> _Interpreter:
     """Return what an interpreter finds that looks for its library from the folder `start` upwards.
 
-    Args:
-        base: the program outside of a virtual environment, whose prefix is `prefix`.
-        shared: whether the base's site directories are searched behind those of the virtual environment.
+    `base` is the program outside of a virtual environment, whose prefix is `prefix`; if `shared`, the base's site
+    directories are searched behind those of the environment.
     """
     minor = _minor(disk, disk.real(program), start)
     for library in _LIBRARIES:

@@ -162,9 +162,8 @@ def check_places(
 ) -> Iterator[Callable[[], None]]:
     """Compare what machines measure to with the references `names`, beside other work, before anything is sent there.
 
-    Yields:
-        A function that waits for all answers, and raises `RefusedError` (`measurement-unknown`), naming part and file,
-        `PeerError` or `PlatformError`.
+    Yields a function that waits for all answers, and raises `RefusedError` (`measurement-unknown`), naming part and
+    file, `PeerError` or `PlatformError`.
     """
     # Where no other is named this installation is the reference.
     machines = {place.name: place for place in places if names or isinstance(place, SshPlace)}
@@ -269,10 +268,7 @@ class Released(Record, name="reference values", max_bytes=MAX_RELEASED_BYTES):
 
 
 def read_released(path: Path, *, signed_by: str) -> Released:
-    """Return a release's reference values from a file.
-
-    Args:
-        signed_by: the public key that has to have signed it, in hex.
+    """Return a release's reference values from a file that the public key in hex `signed_by` has to have signed.
 
     Raises:
         UsageError: `file-missing`, `too-large`; `usage`: not a key.

@@ -43,16 +43,13 @@ class RunOutput:
 def require_receipt(conclusion: Conclusion) -> Receipt:
     """Return the verified receipt; raises `VerificationError` without one."""
     if conclusion.receipt is None:
-        why = f"without a receipt that holds, no output can be told from a forged one: {conclusion.problem}"
+        why = f"without a receipt that holds, no output can be distinguished from a forged one: {conclusion.problem}"
         raise VerificationError(conclusion.code or Code.CHAIN_INCOMPLETE, why)
     return conclusion.receipt
 
 
 def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -> list[RunOutput]:
-    """Decrypt every output to nowhere and compare it with a verified receipt.
-
-    Args:
-        sealing: the owner's sealing key, or a backup recipient's.
+    """Decrypt every output to nowhere, by the key of the owner or a backup, and compare it with a verified receipt.
 
     Raises:
         PackageError: `output-unnamed` for a sealed file that the receipt does not name, `output-tampered` for
@@ -87,19 +84,14 @@ def look_inside(folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey) -
 def fetch(
     folder: RunFolder, receipt: Receipt, *, sealing: RecipientKey, out: Path, force: bool, hidden: bool = False
 ) -> list[RunOutput]:
-    """Decrypt every output of a run into a folder.
+    """Decrypt every output of a run into a folder, and return all of them; those that were left out have no path.
 
     A name with a part that begins with a dot (`.ssh/config`, `.git/hooks/pre-commit`, `.envrc`) may change what other
-    programs do there, and a script's dependency may have chosen it: such outputs are left out by default.
+    programs do there, and a script's dependency may have chosen it: such outputs are left out unless `hidden`.
 
     Args:
-        receipt, sealing: as of `look_inside`.
         out: made if need be; new folders get mode 0700, files 0600.
         force: whether existing files may be replaced.
-        hidden: whether to write outputs whose names have a part that begins with a dot.
-
-    Returns:
-        Every output; those that were left out have no path.
 
     Raises:
         PackageError: as `look_inside`, also when two outputs have one name; nothing is written then.

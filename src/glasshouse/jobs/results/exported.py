@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -79,14 +78,10 @@ def export_keys(bundle: bytes, verdict: Verdict, *, owner: bytes) -> dict[str, b
     return files | {f"{name}.dsse.json": part.encode() for name, part in envelopes.items() if part is not None}
 
 
-def bill_of_materials(
-    verdict: Verdict, outputs: Sequence[RunOutput], *, name: str, bundle: bytes, fingerprint: str
-) -> bytes:
-    """Return the document of a model with outputs that were compared with its good receipt, else raise `UsageError`."""
-    if verdict.status is not Status.GOOD:
-        why = f"a bill of materials is made of a good receipt only; this one is {verdict.status}"
-        raise UsageError(Code.USAGE, why)
-    receipt = verdict.chain.receipt
+def bill_of_materials(run: ExportedRun, *, name: str, fingerprint: str) -> bytes:
+    """Return the document of a model; raises `UsageError` as `require_good`."""
+    run.require_good()
+    verdict, receipt = run.verdict, run.verdict.chain.receipt
     facts = {
         "assurance": verdict.assurance,
         "deployment-policy-sha256": receipt.policy_sha256.hex(),
@@ -114,12 +109,12 @@ def bill_of_materials(
             }
             # A small file could be guessed from the digest of its plaintext.
             | ({"hashes": [{"alg": "SHA-256", "content": one.sha256.hex()}]} if named.of == WEIGHTS else {})
-            for one, named in zip(outputs, receipt.outputs, strict=True)
+            for one, named in zip(run.outputs, receipt.outputs, strict=True)
         ],
         "externalReferences": [
             {
                 "comment": "Glasshouse receipt bundle; check it with: glasshouse verify receipt.json",
-                "hashes": [{"alg": "SHA-256", "content": sha256(bundle).hex()}],
+                "hashes": [{"alg": "SHA-256", "content": sha256(run.bundle).hex()}],
                 "type": "attestation",
                 "url": "receipt.json",
             }
@@ -156,7 +151,7 @@ def bill_of_materials(
             "tools": {"components": [{"name": "glasshouse", "type": "application", "version": __version__}]},
         },
         # The same run gives the same document.
-        "serialNumber": uuid.UUID(bytes=sha256(bundle)[:16], version=4).urn,
+        "serialNumber": uuid.UUID(bytes=sha256(run.bundle)[:16], version=4).urn,
         "specVersion": "1.6",
         "version": 1,
     }

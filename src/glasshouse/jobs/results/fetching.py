@@ -52,13 +52,11 @@ def fetch_run(
     machine: int = 0,
     from_gate: bool = False,
 ) -> Fetched:
-    """Decrypt a run's outputs into a folder.
+    """Decrypt a run's outputs, or those of one `machine` of it, into a folder.
 
     Args:
         unlock: returns the owner's identity; called once, when it is needed.
         listener: called with what comes from the gate, and with a machine that is given back.
-        replace, hidden: as of `collect.fetch`.
-        machine: of a run on several machines: whose.
         from_gate: wait no more for the run's machine, and take what its gate stored.
 
     Raises:
@@ -126,9 +124,7 @@ def _take(listener: RentalListener, found: RunLook, home: Home, owner: SigningKe
 def take(folder: RunFolder, home: Home, owner: SigningKey) -> bool:
     """Take from a run's gate what its folder lacks, record its end anew if a receipt came; return if anything did.
 
-    Raises:
-        GlasshouseError: as `download.take_stored`; nothing has changed then.
-        PlatformError: its supervisor, which waits for the machine, does not end.
+    Raises `GlasshouseError` as `take_stored`, with nothing changed; `PlatformError` if its supervisor does not end.
     """
     had_receipts = all(is_there(one.receipt) for one in folder.machines())
     taken = take_stored(home, folder, owner, verified=lambda: end_supervisor(folder.load()))

@@ -151,7 +151,7 @@ def cost_of(
     usd_per_hour: Decimal | None = None,
     slowdown: Slowdown | None = None,
 ) -> Cost:
-    """Return what a run cost.
+    """Return what a run cost; raises `UsageError` for a damaged statement, or a price beside one.
 
     Args:
         statement: of its rental, as `rented_machine.statement` has it; None where nothing was rented.
@@ -159,9 +159,6 @@ def cost_of(
         now_us: the end of what is not over.
         placed_us: when its runtime was asked for, by the same clock as the statement's times.
         usd_per_hour: of a machine that was not rented.
-
-    Raises:
-        UsageError: a damaged statement, or a price beside one.
     """
     if statement is not None and usd_per_hour is not None:
         raise UsageError(Code.USAGE, "the machine was rented, and its price is known", hint="leave --usd-per-hour out")

@@ -83,11 +83,7 @@ def _receipt(folder: RunFolder, owner_signing: bytes) -> tuple[Verdict | None, s
 
 
 def segments(folder: RunFolder, events: Sequence[Event], *, sealing: RecipientKey) -> Iterator[Segment]:
-    """Yield the segments that were named, in order.
-
-    Args:
-        events: as of `named_segments`.
-        sealing: the owner's sealing key, or a backup recipient's.
+    """Yield the segments that `named_segments` found, in order, opened with the owner's sealing key or a backup's.
 
     Raises:
         PackageError: `output-unnamed` for a segment that is not the one that the event log names,

@@ -91,12 +91,7 @@ def summary(
 ) -> dict[str, Any]:
     """Return a run's facts; all that describes its end comes from the verified receipt or is null.
 
-    Args:
-        seen: what its events have.
-        conclusion: how it ended; None while it has not.
-        opened: the outputs as their owner sees them; without them names stay sealed, and are null.
-        lost: what a script wrote outside of its output folders, from its decrypted log.
-        rental, cost: as of `rental_and_cost`.
+    A run that goes on has no `conclusion`; without the outputs `opened`, their names are sealed, and null.
     """
     receipt = None if conclusion is None else conclusion.receipt
     chain = conclusion and conclusion.verified and conclusion.verified.chain

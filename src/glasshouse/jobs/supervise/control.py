@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from glasshouse.errors import Code, GlasshouseError, PlatformError, UsageError
 from glasshouse.jobs.gates.embedded import Embedded
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import read_public
-from glasshouse.jobs.owner.processes import ProcessName
+from glasshouse.jobs.owner.processes import ProcessName, spawn
 from glasshouse.jobs.owner.rundir import GIVEN_UP, Phase, RunFolder, RunRecord
 from glasshouse.jobs.places.accounts import handed_on
 from glasshouse.jobs.places.rental_journal import Journal
@@ -44,10 +42,7 @@ class RunLook:
 
 
 def look(folder: RunFolder, home: Home, *, deep: bool = True) -> RunLook:
-    """Look at a run; one whose processes are all gone is settled. Raises `UsageError` for a damaged record.
-
-    Unless `deep`, an ended run's log is not read.
-    """
+    """Look at a run, and settle one whose processes are gone; without the log of an ended one unless `deep`."""
     record = folder.load()
     if record.phase is not Phase.ENDED and not is_alive(folder, record):
         # Its supervisor may have ended it between the two readings.
@@ -170,24 +165,17 @@ def detach(
     Raises:
         PlatformError: it cannot be started.
     """
-    command = [sys.executable, "-I", "-m", "glasshouse.jobs.supervise.supervisor", str(home.path), str(folder.path)]
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    log = os.open(folder.supervisor_log, flags, 0o600)
     try:
-        child = subprocess.Popen(
-            command,
+        child = spawn(
+            "glasshouse.jobs.supervise.supervisor",
+            *(str(home.path), str(folder.path)),
+            log=folder.supervisor_log,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=log,
-            cwd="/",
             env=handed_on(keys=Journal.of(home, folder.run_id).exists),
-            start_new_session=True,
-            umask=0o077,
         )
     except OSError as error:
         raise PlatformError(Code.PLATFORM, f"the supervisor cannot be started: {error.strerror}") from None
-    finally:
-        os.close(log)
     supervisor = ProcessName.of(child.pid)
     # It is meant to outlive us: nothing here waits for it.
     child.returncode = 0

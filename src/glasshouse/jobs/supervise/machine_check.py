@@ -15,13 +15,9 @@ from glasshouse.workloads.requirements import lacking, old_driver
 
 
 def check_machine(workload: str, job: Mapping[str, Json], place: Place | None = None) -> None:
-    """Refuse a machine that lacks what the job needs: before anything is sent there, and its key released.
+    """Refuse a machine, None for this one, that lacks what the job needs, before anything is sent and its key released.
 
     What the job needs stays here: it is sealed. The machine lists what it has.
-
-    Args:
-        job: the workload's parameters, as they travel in the sealed index.
-        place: None for this machine.
 
     Raises:
         UsageError: `requirement-missing`, `device-missing`.

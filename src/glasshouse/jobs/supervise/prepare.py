@@ -78,10 +78,8 @@ def prepare(
     """Delegate, deploy and mint a launch for a sealed package; of a group, one for each machine.
 
     Args:
-        broker: started if need be; the caller gives it back.
-        gate: its name, where it is a gate that stays.
-        places: where it shall run: one for each machine of a group, in their order, or one for all; none for this
-            machine.
+        broker: started if need be; the caller gives it back. `gate` is the name of one that stays.
+        places: one for each machine of a group, in their order, or one for all; none for this machine.
         ranks: in how many ranks, on how many machines, the script runs; None for one process without a group.
         sending: called with how many bytes of the package are at a machine, and how many it has; may raise.
 
@@ -161,8 +159,7 @@ def prepare(
 def _delegate(client: OwnerClient, identity: Identity, broker: bytes, *, not_after_us: int) -> Envelope:
     """Delegate to a broker and return what was signed; one that has a newer delegation is given a newer still.
 
-    Raises:
-        UsageError: `delegation-invalid`: the newer one is of a time that has not come.
+    A delegation there of a time that has not come raises `UsageError`.
     """
     serial_us = _now_us()
     for _ in range(_DELEGATION_TRIES):
@@ -235,10 +232,7 @@ def _record(folder: RunFolder, manifest: Manifest, known: PackageRecord, package
 
 
 def _policy(manifest: Manifest, deployment: Deployment, references: References, *, machines: int) -> DeploymentPolicy:
-    """Return the deployment's policy: the floor, and the installations that may open the package.
-
-    `releases` of a job file counts runs: a run on several machines is released to once for each of them.
-    """
+    """Return the deployment's policy; `releases` of a job file counts runs, each released to once for each machine."""
     releases = deployment.releases * machines
     if releases > MAX_RELEASES:
         raise UsageError(
@@ -292,17 +286,12 @@ def mint(
         issued = parse_token_at_issue(token, broker_public=serving.public)
     except FormatError as error:
         raise PeerError(Code.BROKER_PROTOCOL, f"the broker's launch token does not hold: {error.message}") from None
-    asked = {
-        "deployment": deployment,
-        "run_id": run_id,
+    requested = ("deployment", "run_id", "container_id", "container_source", "launch_public", "group")
+    asked = {name: getattr(request, name) for name in requested} | {
         "package_id": manifest.package_id,
         "manifest_sha256": manifest.sha256,
         "floor_sha256": manifest.floor.sha256,
         "policy_sha256": policy.sha256,
-        "container_id": container,
-        "container_source": ContainerSource.MINTED,
-        "launch_public": launch_key.public,
-        "group": group,
     }
     if other := [name for name, value in asked.items() if getattr(issued, name) != value]:
         raise PeerError(

@@ -45,10 +45,7 @@ SLURM = "slurm"
 
 
 class Listener(Watcher, RentalListener):
-    """Follows a run from its job file on; each method may be overridden and does nothing here.
-
-    A method may raise `OSError` when what it writes to has gone; see `has_lost`.
-    """
+    """Follows a run from its job file on; each method may be overridden, and may raise `OSError`: see `has_lost`."""
 
     def agree(self, renting: Renting, package: Path) -> None:
         """Agree to a machine's price and to the package leaving this machine, or raise `UsageError`."""
@@ -127,10 +124,8 @@ class Renting:
     def rented(self, listener: Listener, home: Home, run: RunFolder, package: Path) -> Iterator[list[Place]]:
         """Have it agreed to, and rent while the block lasts, or another process keeps it; yield the places there.
 
-        Raises:
-            UsageError: it was not agreed to.
-            PeerError: `rental-left`: the machine is not shown to be gone.
-            GlasshouseError: as `rented_machine.take` and `log_in`.
+        Raises `UsageError` where it was not agreed to, `PeerError` (`rental-left`) where the machine is not shown to be
+        gone, and as `rented_machine.take` and `log_in`.
         """
         listener.agree(self, package)
         begun_s = time.monotonic()
@@ -151,11 +146,8 @@ class Renting:
 def run_job(request: RunRequest, *, home: Home, identity: Identity, listener: Listener) -> Ended | RunFolder:
     """Run what is asked for, until it has ended; return a detached run's folder once its supervisor has it.
 
-    SIGINT, SIGTERM and SIGHUP stop it, where this is the main thread.
-
-    Raises:
-        GlasshouseError: as `seal_job.seal`, `prepare`, `Renting` and `run_here`; `interrupted` before a runtime
-            was placed.
+    SIGINT, SIGTERM and SIGHUP stop it, where this is the main thread. Raises `GlasshouseError` as `seal`, `prepare`,
+    `Renting` and `run_here` do; `interrupted` before a runtime was placed.
     """
     rents = Renting.of(request, home)
     where = _places(request, home) if rents is None else []

@@ -250,10 +250,7 @@ def _refuse_group(broker: Broker, group: Group, code: Code | None) -> None:
 
 @contextlib.contextmanager
 def settled(folder: RunFolder, broker: Broker) -> Iterator[None]:
-    """Record a run that fails in this block as ended, and give its broker back.
-
-    One that a person left (`LeftError`) goes on.
-    """
+    """Record a run that fails in this block as ended, and give its broker back; one that a person left goes on."""
     try:
         yield
     except LeftError:
@@ -284,16 +281,12 @@ def run_here(
     others: Sequence[tuple[RunFolder, bytes | None]] = (),
     places: Sequence[Place] = (),
 ) -> Ended:
-    """Supervise a run in this process until it has ended; SIGINT, SIGTERM and SIGHUP stop it.
+    """Supervise a run in this process until it has ended; SIGINT, SIGTERM and SIGHUP stop it. Raises as `supervise`.
 
     Args:
         places: of its machines, as far as the caller has them: a connection that is kept is used again.
         place: makes those that it does not have.
         interrupts: what the caller counts signals by already; those that came before stop the run too.
-
-    Raises:
-        PlatformError: it could not be placed.
-        GlasshouseError: as `supervise`.
     """
     known = {one.name: one for one in places}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.owner.durations import Clock, SystemClock
+from glasshouse.jobs.owner.durations import SystemClock
 from glasshouse.jobs.owner.home import Home, is_there
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import GIVEN_UP, Phase, RunFolder, RunRecord
@@ -93,15 +93,12 @@ def sweep(
     *,
     everything: bool = False,
     say: Callable[[str], None] = lambda _text: None,
-    clock: Clock | None = None,
+    clock: SystemClock | None = None,
 ) -> Swept:
     """Give back every machine whose process is gone: its run is stopped and fetched first, where it can be reached.
 
-    One that cannot be given back, or whose journal is damaged, keeps no other.
-
-    Args:
-        everything: those too whose process is, or was, on another machine, and those of which there is no journal here:
-            another home of this owner may be using them.
+    One that cannot be given back, or whose journal is damaged, keeps no other. With `everything`, also those whose
+    process is, or was, on another machine, or of which there is no journal here: another home may be using them.
     """
     clock, there = clock or SystemClock(), found(home)
     swept = Swept(left=list(there.damaged), forgotten=_forget(home))
@@ -135,7 +132,7 @@ def _forget(home: Home) -> int:
 
 
 def _sweep_one(
-    home: Home, rental: Rental, swept: Swept, everything: bool, say: Callable[[str], None], clock: Clock
+    home: Home, rental: Rental, swept: Swept, everything: bool, say: Callable[[str], None], clock: SystemClock
 ) -> None:
     journal = Journal.of(home, rental.run_id)
     with journal.claimed() as ours:
@@ -160,7 +157,7 @@ def _sweep_one(
         swept.machines += sum(one.tag in before and one.step is Step.GONE for one in journal.load().attempts)
 
 
-def _end(home: Home, rental: Rental, say: Callable[[str], None], clock: Clock) -> None:
+def _end(home: Home, rental: Rental, say: Callable[[str], None], clock: SystemClock) -> None:
     folder = next((one for one in RunFolder.everywhere(home) if one.run_id == rental.run_id), None)
     if folder is not None and rental.up is not None:
         # A machine that does not answer, or whose run has a damaged record, is given back all the same.
@@ -194,9 +191,7 @@ def sweep_machine(home: Home, name: str) -> tuple[int, dict[str, str]]:
     """Remove from a machine what is left there of this home's runs that have ended.
 
     A run that was given up is interrupted and fetched first; any other that still runs there is stopped, unread.
-
-    Returns:
-        How many runs were removed, and for each other run there, by its id, why it is left.
+    Return how many runs were removed, and for each other run there, by its id, why it is left.
 
     Raises:
         UsageError: no such machine.

@@ -47,11 +47,15 @@ class Conclusion:
     outcome: Outcome  # from the verified receipt; without one, `lost` or by the runtime's exit code
     code: Code | None  # why it did not complete
     verdict: str  # `good`, `incomplete`, `not-completed`, `invalid` or `no-receipt`
-    receipt: Receipt | None = None  # the verified receipt
     verified: Verdict | None = None  # the verdict of verification
     problem: str = ""  # why there is no verified receipt, for people
     machines: tuple[Conclusion, ...] = ()  # of a group: how each of its machines ended, in order
     blamed: int | None = None  # of a group that did not complete: the machine because of which
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The verified receipt."""
+        return None if self.verified is None else self.verified.chain.receipt
 
     @property
     def exit_code(self) -> ExitCode:
@@ -75,12 +79,7 @@ def read_receipt(folder: RunFolder) -> bytes:
 
 
 def verify_run(folder: RunFolder, *, owner: bytes, now_us: int | None = None) -> Verdict:
-    """Verify the receipt of a run's own folder, where log and heads must be.
-
-    Raises:
-        UsageError: as `read_receipt`.
-        FormatError, VerificationError: as `verify_bundle` and `verify_log_in`.
-    """
+    """Verify receipt, log and heads in a run's folder; raises as `read_receipt`, `verify_bundle`, `verify_log_in`."""
     verdict = verify_bundle(read_receipt(folder), owner=owner, now_us=now_us, run_id=folder.run_id)
     log, heads = verify_log_in(verdict.chain, folder.out)
     return replace(verdict, log=log, heads=heads)
@@ -94,14 +93,8 @@ def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None)
         verdict = verify_run(folder, owner=owner_signing)
     except GlasshouseError as error:
         return Conclusion(outcome=Outcome.LOST, code=error.code, verdict=INVALID, problem=error.message)
-    receipt = verdict.chain.receipt
-    return Conclusion(
-        outcome=receipt.outcome,
-        code=receipt.code,
-        verdict=verdict.status.value,
-        receipt=receipt,
-        verified=verdict,
-    )
+    code = verdict.chain.receipt.code
+    return Conclusion(outcome=verdict.outcome, code=code, verdict=verdict.status.value, verified=verdict)
 
 
 def _without_receipt(folder: RunFolder, agent_exit: int | None) -> Conclusion:
@@ -116,10 +109,7 @@ def _without_receipt(folder: RunFolder, agent_exit: int | None) -> Conclusion:
 
 
 def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes) -> Conclusion:
-    """Verify again what an ended run left.
-
-    A run without a receipt ended as its record holds: only its supervisor saw the runtime's exit code.
-    """
+    """Verify again what an ended run left; how one without a receipt ended is in its record: its supervisor saw it."""
     found = conclude(folder, owner_signing=owner_signing, agent_exit=None)
     if found.verdict != NO_RECEIPT or record.outcome is None:
         return found
@@ -237,8 +227,8 @@ def together(ends: Sequence[Conclusion], *, first: Sequence[int] = ()) -> Conclu
         else:
             verdict, outcome = INVALID, Outcome.LOST
     return replace(
-        # What one machine made, it made together with the others: of a group that does not hold, nothing is believed.
-        ends[0] if verdict != INVALID else replace(ends[0], receipt=None, verified=None),
+        # What one machine made, it made together with the others: of a group that does not hold, nothing counts.
+        ends[0] if verdict != INVALID else replace(ends[0], verified=None),
         outcome=outcome,
         code=code,
         verdict=verdict,
@@ -258,14 +248,11 @@ def _blamed(ends: Sequence[Conclusion], first: Sequence[int]) -> int | None:
 def survivors(
     scratch: Path, out: Path, *, patience_s: float | None = None, processes: Path = _PROC
 ) -> list[int] | None:
-    """Return the ids of a run's processes that still live; None where that cannot be seen.
+    """Return the ids of a run's processes that live on after a few seconds, or `patience_s`; None if that is not seen.
 
     Those of the runtime are found by the folder on their command lines; what a script started, or made of its worker,
     by its session. What it started outside of that is not among them: it can begin a session in a process namespace,
     with which all in it ends, and where no system calls are filtered.
-
-    Args:
-        patience_s: how long to wait for the last of them to end; a few seconds when None.
     """
     deadline = time.monotonic() + (_PATIENCE_S if patience_s is None else patience_s)
     while found := _alive(scratch, out, processes):

@@ -155,9 +155,7 @@ def verify_file(
 def verify_sealed_in(verdict: Verdict, folder: Path, *, expected: bool) -> Verdict:
     """Compare the sealed outputs and log segments in a receipt's folder with receipt and log, without opening them.
 
-    Args:
-        verdict: of the receipt, and of the log if there is one: the log names the segments.
-        expected: whether they must be there; otherwise a receipt that lies alone is left at that.
+    Unless `expected`, a receipt that lies alone is left at that; without a log, which names the segments, so are they.
 
     Raises:
         PackageError: `output-tampered` for a file that is missing, is a link, a folder or a pipe, or is not the one

@@ -199,8 +199,7 @@ def _checked(numbers: Mapping[str, str]) -> dict[str, str]:
 def leak_patterns(folder: RunFolder, record: RunRecord, *, home: Home, identity: Identity) -> list[bytes | str]:
     """Return what must not be public: keys, names of inputs and of the job, paths on the owner's side.
 
-    Raises:
-        UsageError, PackageError, FormatError: the package does not open, so that its contents are unknown.
+    Raises as `Package.unlock` where the package does not open, so that its contents are unknown.
     """
     key = KeyStore(home.keys).get(
         record.package_id, manifest_sha256=bytes.fromhex(record.manifest_sha256), sealing=identity.sealing

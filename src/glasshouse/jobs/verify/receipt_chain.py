@@ -66,10 +66,7 @@ def _same(code: Code, what: str, holds: bool) -> None:
 
 
 def walk(data: bytes, *, owner: bytes) -> Chain:
-    """Verify every link that a bundle has.
-
-    Args:
-        owner: the owner's signing key, 32 bytes, known from elsewhere.
+    """Verify every link that a bundle has, by the owner's signing key, which is known from elsewhere.
 
     Raises:
         FormatError: the file is not a bundle (step 1).
@@ -82,11 +79,14 @@ def walk(data: bytes, *, owner: bytes) -> Chain:
         for use in Use:
             _same(Code.CHAIN_DELEGATION, f"a delegation without the use {use}", use in delegation.uses)
     broker = delegation.broker_public
-    manifest = _manifest(bundle, owner)
+    with _link(Code.CHAIN_MANIFEST):  # 4
+        manifest = parse_signed(bundle.manifest.encode(), owner) if bundle.manifest else None
     token = _token(bundle, broker, manifest)
     signed = _evidence(bundle, token)
     ear = _ear(bundle, broker, manifest, token, signed)
-    evidence_public = signed.evidence.claims.evidence_public if signed else _claimed_key(bundle)
+    with _link(Code.CHAIN_RECEIPT):  # without evidence the key is the receipt's, which the launch key signs too
+        claimed = signed.evidence.claims if signed else Receipt.parse(bundle.receipt.payload)
+    evidence_public = claimed.evidence_public
     head, countersigned_head = _head(bundle, broker, token, evidence_public, attested=ear is not None)
     receipt = _receipt(bundle, token, evidence_public, attested=ear is not None)
     _check_receipt(receipt, manifest=manifest, token=token, head=head)
@@ -129,14 +129,6 @@ def _check_owner(bundle: Bundle, owner: bytes) -> None:
             "a bundle by another owner than expected",
             hint="verify it with the owner.pub of the owner who made it, obtained from them",
         )
-
-
-def _manifest(bundle: Bundle, owner: bytes) -> Manifest | None:
-    """Step 4."""
-    if bundle.manifest is None:
-        return None
-    with _link(Code.CHAIN_MANIFEST):
-        return parse_signed(bundle.manifest.encode(), owner)
 
 
 def _token(bundle: Bundle, broker: bytes, manifest: Manifest | None) -> TokenClaims:
@@ -212,12 +204,6 @@ def _ear(
     ):
         _same(Code.CHAIN_EAR, f"the attestation result's {what}", holds)
     return ear
-
-
-def _claimed_key(bundle: Bundle) -> bytes:
-    """The evidence key of a run that made no evidence: the one in its receipt, which the launch key signs too."""
-    with _link(Code.CHAIN_RECEIPT):
-        return Receipt.parse(bundle.receipt.payload).evidence_public
 
 
 def _head(

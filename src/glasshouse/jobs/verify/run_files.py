@@ -72,8 +72,7 @@ def verify_log_in(
 ) -> tuple[VerifiedLog | None, int | None]:
     """Check the `events.log` and `heads.log` of a folder as `verify_log_beside` does; what is not there is None.
 
-    Args:
-        required: which of them must be there; another is checked if something stands under its name.
+    One that is not `required` is checked if something stands under its name.
 
     Raises:
         VerificationError: `log-invalid` or `state-illegal`; `log-invalid` also for a file that is not there or is a

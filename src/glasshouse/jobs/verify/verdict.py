@@ -142,7 +142,7 @@ class Verdict:
         if self.log is not None:
             off_us = abs(self.log.from_us - receipt.started_us), abs(self.log.to_us - receipt.finished_us)
             if max(off_us) > CLOCK_LEEWAY_US:
-                found.append("the log is not of the time of which the receipt tells")
+                found.append("the log is not of the time that the receipt names")
         if work := receipt.work:
             if self.log is not None and not _reported(work, self.log):
                 seen = 0 if self.log.done is None else self.log.done[1]

@@ -58,7 +58,7 @@ class Verified:
 
     Attributes:
         path: the file; the folder of a measurement, or of a run on several machines.
-        trust: whose key the verdict rests on, and why that may be believed.
+        trust: whose key the verdict rests on, and where that key came from.
         verdict: what holds, and what was not looked at.
     """
 
@@ -225,9 +225,7 @@ def measurement_in(path: Path) -> Path | None:
 def verify_measured(folder: Path, home: Home, *, owner: str | None = None, fingerprint: str | None = None) -> Verified:
     """Verify a measurement.
 
-    Raises:
-        VerificationError: it does not hold.
-        UsageError: no key is at hand, or what computes it again is not installed.
+    Raises `VerificationError`, or `UsageError` where no key is at hand or what computes it again is not installed.
     """
     trust = trusted_owner(home, folder / _STATEMENT, named=owner, fingerprint=fingerprint)
     verify = _verifier(folder / _STATEMENT)
