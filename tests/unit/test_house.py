@@ -15,9 +15,7 @@ import glasshouse
 
 SOURCES = Path(glasshouse.__file__).parent
 FILES = {path.relative_to(SOURCES): path.read_text() for path in SOURCES.rglob("*.py")}
-MAX_LINES, MAX_FILES, DOCUMENTED = 350, 12, 0.95
-# Reached, and to be lowered: the goal is 16.
-MAX_DEPTH = 23
+MAX_LINES, MAX_FILES, MAX_DEPTH, DOCUMENTED = 350, 12, 16, 0.95
 # Of other bases a method may say nothing because theirs does.
 OWN_METHODS = {"Record", "Protocol", "Enum", "IntEnum", "StrEnum", "NamedTuple"}
 
