@@ -26,7 +26,7 @@ from glasshouse.providers.serve.keepers import KEEPER, boot
 from glasshouse.providers.serve.node import NODE
 from glasshouse.providers.serve.runs import Runs
 from glasshouse.providers.serve.uploads import Uploads
-from glasshouse.runtime.gate.http_exchange import parse_url
+from glasshouse.runtime.gate.broker_client import parse_url
 from simulators.slurm_cluster import Cluster, needs_slurm, running_slurm
 from simulators.world import with_log
 from tools.machine import needs_root

@@ -21,13 +21,12 @@ from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile, TokenClaims, issue_token
 from glasshouse.jobs.verify.verdict import verify_bundle
 from glasshouse.package.read import Package
-from glasshouse.runtime.agent_options import AgentOptions
 from glasshouse.runtime.keys.custodian import Regions
 from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.run import zeroize as finishing
 from glasshouse.runtime.run.run_state import Ending, Run, RunIdentity, StepTimes
-from glasshouse.runtime.run.start_processes import Processes
+from glasshouse.runtime.run.start_processes import AgentOptions, Processes
 from glasshouse.runtime.run.zeroize import end_run
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.policy import Profile

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, PeerError, RefusedError
-from glasshouse.runtime.gate.broker_client import BrokerClient
-from glasshouse.runtime.gate.http_exchange import MAX_BODY_BYTES, AnswerReader, parse_url, request
+from glasshouse.runtime.gate.broker_client import MAX_BODY_BYTES, AnswerReader, BrokerClient, parse_url, request
 from glasshouse.runtime.loop import Loop
 
 GOOD = b"HTTP/1.1 200 OK\r\nserver: x\r\ncontent-length: 2\r\n\r\n{}"

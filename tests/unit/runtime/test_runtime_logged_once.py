@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from glasshouse.runtime import syscalls
-from glasshouse.runtime.confine import logged_once
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.syscalls import KernelError
+from glasshouse.runtime.worker import sandbox_steps as steps
 from tools.machine import WithoutNamespaces, needs_filters
 from tools.sandboxed import run
 
@@ -39,7 +39,7 @@ print(start('execve', path.encode(), empty, empty))
 
 @pytest.mark.parametrize("machine", syscalls.ARCHITECTURES)
 def test_the_program_asks_for_an_executable_stack_on_both_architectures(machine: str) -> None:
-    image = logged_once.program(machine)
+    image = steps.program(machine)
     kind, flags = struct.unpack_from("<II", image, 64 + 56)
     assert (image[:4], kind, flags) == (b"\x7fELF", 0x6474E551, 7)
     entry, segments = struct.unpack_from("<QQ", image, 24)
@@ -57,8 +57,8 @@ def test_a_program_without_arguments_runs_here_and_where_none_can_it_is_said() -
                 raise KernelError(name, errno.EACCES)
             return super().call(name, *arguments)
 
-    assert logged_once.use_up(REAL)
-    assert not logged_once.use_up(WithoutPrograms())
+    assert steps.use_up_log_lines(REAL)
+    assert not steps.use_up_log_lines(WithoutPrograms())
 
 
 def test_a_kernel_that_could_not_be_made_to_log_first_is_noted() -> None:
@@ -76,7 +76,7 @@ def test_a_kernel_that_could_not_be_made_to_log_first_is_noted() -> None:
 
 def test_no_program_without_arguments_is_named_in_the_kernels_log() -> None:
     numbers = {name: syscalls.number(name, REAL.machine) for name in ("execve", "execveat")}
-    code = STARTED.replace("NUMBERS", repr(numbers)).replace("IMAGE", repr(logged_once.program(REAL.machine)))
+    code = STARTED.replace("NUMBERS", repr(numbers)).replace("IMAGE", repr(steps.program(REAL.machine)))
     # No pointer is refused; an empty list is not, of which the runtime has caused the one line of this boot.
     assert run(code).output == f"{errno.EFAULT} {errno.EFAULT}\n0\n"
     log = Path("/dev/kmsg")

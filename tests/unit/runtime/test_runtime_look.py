@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import glasshouse
 from glasshouse.attestation.claims import CheckResult
 from glasshouse.runtime.confine import shown_search
 from glasshouse.runtime.kernel import REAL
@@ -145,6 +146,19 @@ def test_a_look_beneath_other_paths_than_are_shown_starts_nothing(tmp_path: Path
         return children_of(os.getpid())
 
     assert in_child(story) == []
+
+
+@pytest.mark.parametrize("module", ["__main__", "worker.launcher"])
+def test_what_waits_for_nothing_imports_nothing_that_is_slow_to_compile(module: str) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(glasshouse.__file__).parents[1])!r})
+import glasshouse.runtime.{module}
+print(*sys.modules)
+"""
+    ran = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True).stdout
+    slow = {"contextlib", "dataclasses", "enum", "json", "pathlib", "re", "signal", "socket", "typing"}
+    assert slow.isdisjoint(ran.split())
 
 
 def test_where_no_process_can_be_started_an_agent_prints_no_traceback() -> None:

@@ -16,8 +16,7 @@ import pytest
 from glasshouse.errors import Code, RunError
 from glasshouse.evidence.receipt import Work
 from glasshouse.runtime.loop import Loop
-from glasshouse.runtime.worker import worker_link
-from glasshouse.runtime.worker.worker_link import WorkerLink
+from glasshouse.runtime.worker import worker_messages
 from glasshouse.runtime.worker.worker_messages import (
     Failed,
     Finished,
@@ -29,6 +28,7 @@ from glasshouse.runtime.worker.worker_messages import (
     Progress,
     Ready,
     Sandbox,
+    WorkerLink,
     parse,
 )
 from glasshouse.wire import frames
@@ -153,7 +153,7 @@ def test_a_worker_whose_bytes_take_long_to_receive_keeps_nothing_else_waiting(
 ) -> None:
     """A descriptor comes with each byte, and is the agent's to close: here each receive takes a second."""
     passed_s = itertools.count()
-    monkeypatch.setattr(worker_link, "time", SimpleNamespace(monotonic=lambda: float(next(passed_s))))
+    monkeypatch.setattr(worker_messages, "time", SimpleNamespace(monotonic=lambda: float(next(passed_s))))
     ends.worker.sendall(100 * frames.control({"type": "opened"}))
     heard: list[int] = []
     ends.loop.after(0, lambda: heard.append(len(ends.messages)))
@@ -245,7 +245,7 @@ def test_a_connection_of_the_workers_that_lingers_does_not_keep_the_agent(
     monkeypatch: pytest.MonkeyPatch, read: bool
 ) -> None:
     """Ranks have TCP: one that was handed over kept the agent from its lease, its duration and its signals."""
-    monkeypatch.setattr(worker_link, "refuse_descriptors", lambda _connection: None)  # as before Linux 6.16
+    monkeypatch.setattr(worker_messages, "refuse_descriptors", lambda _connection: None)  # as before Linux 6.16
     ends = Ends()
     ready = frames.control({"type": "ready", "pid": 7})
     with contextlib.ExitStack() as peers:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
 
 # Returns the whole of a file of /proc, or raises `OSError`.
-Read: TypeAlias = Callable[[str], bytes]
+Read = Callable[[str], bytes]
 
 OVERLAY = "overlay"
 # Their lookups end in this kernel: on a disk, in memory, or in the kernel's own tables.

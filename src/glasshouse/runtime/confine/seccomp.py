@@ -109,7 +109,8 @@ def worker(machine: str, *, isolated: bool, loopback: bool = False, init: int | 
     filter_.clone()
     filter_.futex()
     filter_.opens()
-    # The kernel's log gets names of the caller's, once a boot each; a list that is there and empty is `logged_once`'s.
+    # The kernel's log gets names of the caller's, once a boot each; for a list that is there and empty see
+    # `sandbox_steps.use_up_log_lines`.
     for name, argument in (("execve", 1), ("execveat", 2), ("setitimer", 1)):
         filter_.not_null(name, argument)
     if not isolated:

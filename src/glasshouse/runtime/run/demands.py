@@ -7,10 +7,10 @@ from glasshouse.errors import Code, PackageError, PlatformError, RefusedError, R
 from glasshouse.handshake.launch import LaunchFile, TokenClaims
 from glasshouse.handshake.runtime_side import CLOCK_LEEWAY_S
 from glasshouse.package.manifest import Manifest
-from glasshouse.runtime.agent_options import AgentOptions
 from glasshouse.runtime.confine import mounts
 from glasshouse.runtime.gate.attest import now_us
 from glasshouse.runtime.gate.relay import Relay
+from glasshouse.runtime.run.start_processes import AgentOptions
 from glasshouse.runtime.worker import named_directory
 from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.wire.policy import GROUP_EGRESS

@@ -18,7 +18,6 @@ from glasshouse.evidence.receipt import LIFECYCLE, WEIGHTS, Output
 from glasshouse.handshake.launch import LaunchFile, TokenClaims
 from glasshouse.handshake.runtime_side import CheckedRelease
 from glasshouse.package.outputs import SealedOutput
-from glasshouse.runtime.agent_options import AgentOptions
 from glasshouse.runtime.gate.attest import now_us
 from glasshouse.runtime.gate.broker_client import BrokerClient
 from glasshouse.runtime.gate.head_keeper import HeadKeeper
@@ -27,7 +26,7 @@ from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.keys.sealed_log import SealedLog
 from glasshouse.runtime.keys.shared_files import Before
 from glasshouse.runtime.loop import Loop
-from glasshouse.runtime.run.start_processes import Processes
+from glasshouse.runtime.run.start_processes import AgentOptions, Processes
 from glasshouse.runtime.watchdog.session_record import Process
 from glasshouse.runtime.worker.worker_messages import OutputBegins
 from glasshouse.runtime.worker.worker_session import Stage, WorkerSession

@@ -1,4 +1,4 @@
-"""The first moments of a run: harden, then start every process that it will have.
+"""The first moments of a run: read the command line, harden, then start every process that it will have.
 
 What is imported here is what the worker's start needs, and no more: the worker compiles its own modules meanwhile, on
 another core. Laws: watchdog and custodian are started before this process has a thread or a secret; nothing is started
@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from glasshouse.errors import Code, GlasshouseError, InternalError, UsageError
 from glasshouse.package.read import Package
 from glasshouse.runtime import kernel as linux
-from glasshouse.runtime.agent_options import AgentOptions
 from glasshouse.runtime.confine import core_dumps, memory_limits, seccomp
 from glasshouse.runtime.confine.shown_search import Look
 from glasshouse.runtime.kernel import REAL, Kernel
@@ -31,16 +32,79 @@ from glasshouse.runtime.worker import sandbox, sandbox_spec
 from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.runtime.worker.shown_paths import default_devices, default_read_paths
 from glasshouse.wire.frames import control
+from glasshouse.wire.group import MAX_MACHINES
 
 if TYPE_CHECKING:
     from glasshouse.runtime.gate.relay import Relay
     from glasshouse.runtime.keys.custodian import Custodian, Regions
 
+# Two paths and limits, nothing secret. (argparse costs 40 ms uncompiled.)
+USAGE = (
+    "usage: python -I -B -X pycache_prefix=DIR -m glasshouse.runtime --package FILE --out DIR "
+    "[--max-seconds N] [--ranks N] [--peers HOST:PORT,…]"
+)
+
+_NAMES = ("--package", "--out", "--max-seconds", "--ranks", "--peers")
+_PEER = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):([1-9][0-9]{0,4})")
 # Not `-m`: runpy costs 45 ms uncompiled.
 _WORKER = "from glasshouse.workloads.worker.__main__ import main; main()"
 _LEAST_WORKSPACE_BYTES = 64 << 20
 # Inputs are laid out once; outputs, caches and temporary files lie beside them.
 _LEAST_BESIDE_INPUTS_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentOptions:
+    """What the command line gives."""
+
+    package: str
+    out: str  # the run's folder, to be made
+    max_seconds: int | None = None  # ends the run earlier than the policy would; None for no own limit
+    # how many ranks the job has on this machine, as the launch token has too; None for one process, no group
+    ranks: int | None = None
+    # ``host:port`` of the runtimes of the group's machines in order, this one's too; empty on one machine. No more
+    # trustworthy than the network
+    peers: tuple[str, ...] = ()
+
+
+def parse(argv: Sequence[str]) -> AgentOptions:
+    """Read the arguments; each is given at most once; raises `UsageError`: `usage`."""
+    found: dict[str, str] = {}
+    left = list(argv)
+    while left:
+        name = left.pop(0)
+        if name not in _NAMES or name in found or not left:
+            raise _usage()
+        found[name] = left.pop(0)
+    if "--package" not in found or "--out" not in found:
+        raise _usage()
+    return AgentOptions(
+        package=found["--package"],
+        out=found["--out"],
+        max_seconds=_number(found.get("--max-seconds")),
+        ranks=_number(found.get("--ranks")),
+        peers=_peers(found.get("--peers")),
+    )
+
+
+def _number(text: str | None) -> int | None:
+    if text is not None and not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= 1):
+        raise _usage()
+    return None if text is None else int(text)
+
+
+def _peers(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    peers = tuple(text.split(","))
+    found = [_PEER.fullmatch(peer) for peer in peers]
+    if len(peers) > MAX_MACHINES or not all(one is not None and int(one[2]) < 65536 for one in found):
+        raise _usage()
+    return peers
+
+
+def _usage() -> UsageError:
+    return UsageError(Code.USAGE, "the runtime was started with arguments that it does not take", hint=USAGE)
 
 
 @dataclass(kw_only=True, slots=True)

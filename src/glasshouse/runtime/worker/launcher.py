@@ -24,7 +24,7 @@ import select
 import sys
 
 from glasshouse.runtime import kernel as linux
-from glasshouse.runtime.confine import logged_once, memory_limits, mounts, private_root, read_only_package
+from glasshouse.runtime.confine import memory_limits, mounts, private_root, read_only_package
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.syscalls import KernelError
 from glasshouse.runtime.worker import sandbox_steps as steps
@@ -75,7 +75,7 @@ def run(kernel: Kernel, spec: Spec, link: int, answer: int) -> None:
     box = SandboxBuild(kernel, spec)
     stored = steps.stored_remotely(box)
     # Before this process's children are the first of a namespace.
-    logged = logged_once.use_up(kernel)
+    logged = steps.use_up_log_lines(kernel)
     network = os.readlink(NETWORK)  # noqa: PTH115 - pathlib is slow to import
     _separate(box)
     box.notes += [] if logged else ["exec-logged"]

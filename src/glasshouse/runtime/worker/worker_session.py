@@ -21,7 +21,7 @@ from glasshouse.runtime.keys.sealing import Outputs
 from glasshouse.runtime.loop import Loop, Timer
 from glasshouse.runtime.worker import worker_messages as messages
 from glasshouse.runtime.worker.sandbox import Worker
-from glasshouse.runtime.worker.worker_link import WorkerLink
+from glasshouse.runtime.worker.worker_messages import WorkerLink
 from glasshouse.wire.canonical import Json
 
 # Rounded up: a timer that is early by a microsecond would have to wait for another.
