@@ -34,11 +34,11 @@ class Tier:
 
 TIERS = (
     Tier(held="the package key (custodian)", roots=("glasshouse.custodian.__main__",), ceiling=1785),
-    Tier(held="a run's other keys (agent)", roots=("glasshouse.runtime.__main__",), ceiling=10203),
+    Tier(held="a run's other keys (agent)", roots=("glasshouse.runtime.__main__",), ceiling=9456),
     Tier(
         held="plaintext and asset keys (worker)",
         roots=("glasshouse.workloads.worker.__main__", "glasshouse.collectives.torch_backend.entry"),
-        ceiling=10792,
+        ceiling=10313,
     ),
 )
 
