@@ -43,7 +43,7 @@ _COMMANDS = {
     "sweep": ("results", "Give back rented machines whose command was killed."),
     "rm": ("results", "Remove runs that have ended."),
     "prune": ("results", "Remove runs that ended long ago."),
-    "tamper": ("results", "Tell fourteen attacks to a live broker."),
+    "tamper": ("results", "Play fourteen attacks against a live broker."),
     "doctor": ("setup", "What this machine offers, and what its host could see."),
     "measure": ("setup", "What this installation, or a machine's, measures to, part by part."),
     "identity": ("setup", "The owner's identity: show, pem, export, restore, move."),

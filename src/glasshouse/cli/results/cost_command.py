@@ -77,9 +77,6 @@ def _price(text: str) -> Decimal:
 def _measured(path: Path, home: Home, owner: str | None) -> Verified:
     folder = measurement_in(path)
     if folder is None:
-        raise UsageError(
-            Code.FILE_MISSING,
-            f"{path} holds no measurement",
-            hint="name the folder with the statement.json that glasshouse bench overhead wrote",
-        )
+        hint = "name the folder with the statement.json that glasshouse bench overhead wrote"
+        raise UsageError(Code.FILE_MISSING, f"{path} holds no measurement", hint=hint)
     return verify_measured(folder, home, owner=owner)

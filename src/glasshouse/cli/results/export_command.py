@@ -49,6 +49,6 @@ def command(
         signed = f"--signature {out / SIGNATURE_NAME} --public_key {out / 'model-signing.pem'}"
         output.say(f"Check the fetched outputs with: model_signing verify key FOLDER {signed}")
         output.warn(
-            "it says that the owner published these files, and holds their digests: publish it with all of them or not "
-            "at all; what stands behind the run is in its receipt alone"
+            "it shows that the owner published these files, and holds their digests: publish it with all of them or "
+            "not at all; what stands behind the run is in its receipt alone"
         )

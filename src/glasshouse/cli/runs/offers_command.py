@@ -24,7 +24,7 @@ _SHOWN = 20
 
 
 def command(
-    job: Annotated[Path | None, argument("[JOB.toml]", "Its table `machine` says what it needs.")] = None,
+    job: Annotated[Path | None, argument("[JOB.toml]", "Its table `machine` has what it needs.")] = None,
     on: Annotated[str | None, option("--on PROVIDER", f"{', '.join(PROVIDERS)}; all with a key.")] = None,
     gpu: Annotated[list[str] | None, option("--gpu KIND", "Such as `RTX 4090`; several times for several.")] = None,
     gpus: Annotated[int | None, option("--gpus N", "How many of one kind.", min=0, max=16)] = None,
@@ -37,11 +37,8 @@ def command(
     machine = NO_MACHINE if job is None else load(job).machine or NO_MACHINE
     names = on.split(",") if on is not None else list(providers_with_keys(home))
     if not names:
-        raise UsageError(
-            Code.PROVIDER_KEY,
-            "no key of a provider's account is here",
-            hint=f"put one into {' or '.join(str(home.accounts / account) for account in ACCOUNTS)}, mode 0600",
-        )
+        hint = f"put one into {' or '.join(str(home.accounts / account) for account in ACCOUNTS)}, mode 0600"
+        raise UsageError(Code.PROVIDER_KEY, "no key of a provider's account is here", hint=hint)
     most = _ANY_USD if any_price else machine.options.most_per_hour_usd or _ANY_USD
     wanted = replace(
         machine.options,

@@ -29,12 +29,12 @@ def command(
         option(
             "--on MACHINE",
             "Where: a name of `glasshouse machine`, or ssh://user@host (several, with commas, for a group); "
-            f"or rent one: {', '.join(PROVIDERS)}. By default as the job's table `machine` says, else this machine.",
+            f"or rent one: {', '.join(PROVIDERS)}. By default as in the job's table `machine`, else this machine.",
         ),
     ] = None,
     yes: Yes = False,
     accept_host_key: Annotated[
-        bool, option("--accept-host-key", "Rent also what does not print its host key; the rental says so.")
+        bool, option("--accept-host-key", "Rent also what does not print its host key; the rental records it.")
     ] = False,
     gate: GateOption = None,
     raw: Annotated[bool, option("--raw", "Run it UNPROTECTED, to compare with.")] = False,

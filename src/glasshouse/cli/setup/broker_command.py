@@ -123,11 +123,9 @@ def _network(bind: str | None, advertise: str | None, owners: list[Path], *, pla
             raise UsageError(Code.USAGE, "--advertise, --owner and --behind-proxy belong to --bind HOST:PORT")
         return None
     if advertise is None or not owners:
-        raise UsageError(
-            Code.USAGE,
-            "a gate needs --advertise https://HOST:PORT and at least one --owner FILE",
-            hint="FILE is an owner.pub: its owner has it from glasshouse identity show",
-        )
+        why = "a gate needs --advertise https://HOST:PORT and at least one --owner FILE"
+        hint = "FILE is an owner.pub: its owner has it from glasshouse identity show"
+        raise UsageError(Code.USAGE, why, hint=hint)
     _check_plain(bind, plain=plain)
     GateLine(url=advertise, certificate=None)  # an address that owners and launch files can name
     return Network(bind=bind, owners=tuple(read_public(path).signing for path in owners), plain=plain)
@@ -145,8 +143,6 @@ def _check_plain(bind: str, *, plain: bool) -> None:
     except ValueError:
         loopback = False
     if not loopback:
-        raise UsageError(
-            Code.USAGE,
-            f"--behind-proxy on {where[0]} would take package keys over the network in the clear",
-            hint="bind it to 127.0.0.1 or to unix:/path, and let the proxy on this machine reach it there",
-        )
+        why = f"--behind-proxy on {where[0]} would take package keys over the network in the clear"
+        hint = "bind it to 127.0.0.1 or to unix:/path, and let the proxy on this machine reach it there"
+        raise UsageError(Code.USAGE, why, hint=hint)

@@ -40,11 +40,9 @@ def command(
 
 def _here() -> list[Finding]:
     if not sys.platform.startswith("linux"):
-        raise PlatformError(
-            Code.PLATFORM,
-            "runtimes need Linux; this machine can seal, serve as broker, verify and fetch",
-            hint="look at the machine that shall train: glasshouse doctor --on MACHINE",
-        )
+        why = "runtimes need Linux; this machine can seal, serve as broker, verify and fetch"
+        hint = "look at the machine that shall train: glasshouse doctor --on MACHINE"
+        raise PlatformError(Code.PLATFORM, why, hint=hint)
     from glasshouse.runtime.run.doctor import examine  # which cannot be imported elsewhere
 
     return examine()

@@ -21,7 +21,7 @@ def add(
         str | None,
         option(
             "--certificate HEX",
-            "SHA-256 of its own certificate, printed too; left out, this system's authorities must know it.",
+            "SHA-256 of its own certificate, printed too; left out, this system's authorities must vouch for it.",
         ),
     ] = None,
     force: Force = False,

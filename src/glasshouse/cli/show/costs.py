@@ -100,7 +100,7 @@ def _slowdown(found: Slowdown, cost: Cost, workload: str | None) -> str:
     elif not found.bears:
         lines.append("no amount follows from it")
     if not found.whole:
-        lines.append("the measurement is incomplete: its own word does not stand (glasshouse verify says why)")
+        lines.append("the measurement is incomplete: its own word does not stand (why: glasshouse verify)")
     where = found.cpu or "a processor that it does not name"
     lines.append(f"measured with {found.workload} on {where}, {found.gpu or 'no GPU'}; this machine may be another")
     if workload is not None and workload != found.workload:

@@ -150,7 +150,7 @@ def left_out_words(left_out: Sequence[str]) -> str | None:
 
 def asked_words(providers: Sequence[str]) -> str:
     """Return which providers were asked beside the journals here."""
-    return f" and by {', '.join(providers)}" if providers else "; no provider was heard, which takes an account's key"
+    return f" and by {', '.join(providers)}" if providers else "; no provider was asked, which takes an account's key"
 
 
 def again(home: Path | None) -> str:

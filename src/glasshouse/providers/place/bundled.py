@@ -64,21 +64,13 @@ def install(way: Callable[[Sequence[str]], list[str]], name: str, bundle: Path, 
                     process.stdin.flush()
                 answer, printed = _answer(process.stdout, nonce)
     if answer[:1] == ["no"]:
-        raise PlatformError(
-            Code.PLATFORM,
-            f"{name} cannot use the bundle: {' '.join(answer[1:])}",
-            hint="make one for it: glasshouse runtime bundle --help; or install Glasshouse there",
-        )
+        hint = "make one for it: glasshouse runtime bundle --help; or install Glasshouse there"
+        raise PlatformError(Code.PLATFORM, f"{name} cannot use the bundle: {' '.join(answer[1:])}", hint=hint)
     path = " ".join(answer[1:])
     if answer[:1] != ["have"] or not path.startswith("/"):
-        raise PeerError(
-            Code.PLACE_UNREACHABLE,
-            f"{name} does not take the bundle{printed}",
-            hint=hint_of(
-                printed,
-                "the connection ended while it was sent: see whether the machine stays up and its disk has room",
-            ),
-        )
+        ended = "the connection ended while it was sent: see whether the machine stays up and its disk has room"
+        why = f"{name} does not take the bundle{printed}"
+        raise PeerError(Code.PLACE_UNREACHABLE, why, hint=hint_of(printed, ended))
     return path
 
 

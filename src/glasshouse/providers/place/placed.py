@@ -174,11 +174,9 @@ class RemotePlaced(Placed):
 
     def _check_gate(self, gate: str) -> None:
         if self._gate not in (None, gate):
-            raise PeerError(
-                Code.PLACE_UNREACHABLE,
-                "the place takes the runtime's calls elsewhere than before, where they do not come",
-                hint="let every login of that machine have the same folder for temporary files",
-            )
+            why = "the place takes the runtime's calls elsewhere than before, where they do not come"
+            hint = "let every login of that machine have the same folder for temporary files"
+            raise PeerError(Code.PLACE_UNREACHABLE, why, hint=hint)
         self._gate = gate
 
     def _insisted(

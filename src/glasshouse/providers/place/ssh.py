@@ -99,24 +99,18 @@ class SshPlace(Place):
         if found.system != "Linux":
             raise PlatformError(Code.PLATFORM, f"{self.name} is no Linux machine, which a runtime needs")
         if not _PYTHON.match(found.python):
-            raise PlatformError(
-                Code.PLATFORM,
-                f"{self.name} has Python {_plain(found.python)}, and Glasshouse needs 3.11 or newer",
-                hint="install Glasshouse there for another one, and name that: glasshouse machine add --python",
-            )
+            why = f"{self.name} has Python {_plain(found.python)}, and Glasshouse needs 3.11 or newer"
+            hint = "install Glasshouse there for another one, and name that: glasshouse machine add --python"
+            raise PlatformError(Code.PLATFORM, why, hint=hint)
         off_s = found.clock_us // 1_000_000 - round(time.time())
         if abs(off_s) > _CLOCK_S:
-            raise PlatformError(
-                Code.PLATFORM,
-                f"the clock of {self.name} is {abs(off_s)} s {'ahead of' if off_s > 0 else 'behind'} this one",
-                hint="set the one that is wrong: timedatectl set-ntp true",
-            )
+            why = f"the clock of {self.name} is {abs(off_s)} s {'ahead of' if off_s > 0 else 'behind'} this one"
+            hint = "set the one that is wrong: timedatectl set-ntp true"
+            raise PlatformError(Code.PLATFORM, why, hint=hint)
         if free < package_bytes + _SPARE_BYTES:
-            raise PlatformError(
-                Code.DISK_FULL,
-                f"{self.name} has {free >> 20} MiB of room, and the package needs {package_bytes >> 20} MiB and some",
-                hint="make room there, or name another folder: glasshouse machine add --folder",
-            )
+            why = f"{self.name} has {free >> 20} MiB of room, and the package needs {package_bytes >> 20} MiB and some"
+            hint = "make room there, or name another folder: glasshouse machine add --folder"
+            raise PlatformError(Code.DISK_FULL, why, hint=hint)
         if memory < package_bytes:
             raise PlatformError(
                 Code.PLATFORM,

@@ -155,11 +155,9 @@ def file_option(name: str, path: Path) -> str:
     """
     text = str(path)
     if any(mark in text for mark in ('"', "\\", "${")) or any(ord(char) < 32 for char in text):
-        raise UsageError(
-            Code.USAGE,
-            f"ssh cannot be given a file in {text!a}: a double quote, a backslash, ${{ or a line's end is in its path",
-            hint="name a home without these: --home or GLASSHOUSE_HOME",
-        )
+        why = f"ssh cannot be given a file in {text!a}: a double quote, a backslash, ${{ or a line's end is in its path"
+        hint = "name a home without these: --home or GLASSHOUSE_HOME"
+        raise UsageError(Code.USAGE, why, hint=hint)
     return f'{name}="{text.replace("%", "%%")}"'
 
 

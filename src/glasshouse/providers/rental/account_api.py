@@ -62,11 +62,9 @@ class Api:
         if parts.hostname is None or not (parts.scheme == "https" or parts.hostname in ("127.0.0.1", "::1")):
             raise UsageError(Code.USAGE, f"{name} is asked over https, and {url} is not")
         if not re.fullmatch(r"[!-~]+", key):  # what refused it further down would print it
-            raise UsageError(
-                Code.PROVIDER_KEY,
-                f"the key for {name} is none: it is empty, or has other characters than a header may have",
-                hint="copy it again from the provider's page, without spaces or quotes around it",
-            )
+            why = f"the key for {name} is none: it is empty, or has other characters than a header may have"
+            hint = "copy it again from the provider's page, without spaces or quotes around it"
+            raise UsageError(Code.PROVIDER_KEY, why, hint=hint)
         self._name, self._parts, self._key = name, parts, key
         # Between tries it waits so long, and a part more that differs each time; tests have others.
         self.sleep: Callable[[float], None] = time.sleep
@@ -227,17 +225,13 @@ class Api:
     def judge(self, answer: ApiAnswer) -> None:
         """Raise `UsageError` for an answer that refuses the account's key or its credit."""
         if answer.status in (401, 403):
-            raise UsageError(
-                Code.PROVIDER_KEY,
-                f"{self._name} refused the account's key (HTTP {answer.status}): {self.words(answer)}",
-                hint="make a key with the right to manage machines, and put it where docs/how-to says",
-            )
+            why = f"{self._name} refused the account's key (HTTP {answer.status}): {self.words(answer)}"
+            hint = "make a key with the right to manage machines, and put it where docs/how-to says"
+            raise UsageError(Code.PROVIDER_KEY, why, hint=hint)
         if answer.status == 402:
-            raise UsageError(
-                Code.PROVIDER_MONEY,
-                f"{self._name} reports that the account has no money for it: {self.words(answer)}",
-                hint="add credit there, or lower what the job asks for",
-            )
+            why = f"{self._name} reports that the account has no money for it: {self.words(answer)}"
+            hint = "add credit there, or lower what the job asks for"
+            raise UsageError(Code.PROVIDER_MONEY, why, hint=hint)
 
     def words(self, answer: ApiAnswer) -> str:
         """Return the words of an answer for people, short and printable, without the account's key."""
@@ -248,11 +242,8 @@ class Api:
         return (text if text.isprintable() else ascii(text)) or f"HTTP {answer.status}"
 
     def _away(self, why: str) -> PeerError:
-        return PeerError(
-            Code.PROVIDER_UNREACHABLE,
-            f"{self._name} does not answer ({why})",
-            hint="look at its status page, and try again; nothing is lost by waiting",
-        )
+        hint = "look at its status page, and try again; nothing is lost by waiting"
+        return PeerError(Code.PROVIDER_UNREACHABLE, f"{self._name} does not answer ({why})", hint=hint)
 
 
 def _until_quiet(line: socket.socket, response: http.client.HTTPResponse, quiet_s: float, most_bytes: int) -> bytes:

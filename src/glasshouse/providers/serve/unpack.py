@@ -46,7 +46,7 @@ _UNUSED_S = 24 * 3600
 
 
 class RefusedBundle(Exception):  # noqa: N818 - an answer to the owner
-    """This machine cannot use the bundle; the text says why."""
+    """This machine cannot use the bundle, for the reason in the text."""
 
 
 def unpack(archive: BinaryIO, goal: str) -> None:

@@ -110,11 +110,9 @@ class Uploads:
                     path.unlink()
         if self._free() >= wanted + _SPARE_BYTES:
             return
-        raise PlatformError(
-            Code.DISK_FULL,
-            f"the machine's disk has {self._free() >> 20} MiB left; the upload needs {wanted >> 20} MiB and some room",
-            hint="remove what is not needed there, or name another folder of the machine",
-        )
+        why = f"the machine's disk has {self._free() >> 20} MiB left; the upload needs {wanted >> 20} MiB and some room"
+        hint = "remove what is not needed there, or name another folder of the machine"
+        raise PlatformError(Code.DISK_FULL, why, hint=hint)
 
     def _distrust(self, digest: str) -> None:
         """Make a part of what an earlier start of the machine left."""
@@ -164,11 +162,8 @@ class Upload:
         if self._digest.hexdigest() != self._wanted or not own:
             if own:
                 self._part.unlink()
-            raise UsageError(
-                Code.UPLOAD_DAMAGED,
-                "what arrived is not what was sent; it was removed",
-                hint="run the same command again",
-            )
+            hint = "run the same command again"
+            raise UsageError(Code.UPLOAD_DAMAGED, "what arrived is not what was sent; it was removed", hint=hint)
         if self._sync:
             os.fsync(self._descriptor)
         self._part.rename(self._whole)
