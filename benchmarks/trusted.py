@@ -33,7 +33,7 @@ class Tier:
 
 
 TIERS = (
-    Tier(held="the package key (custodian)", roots=("glasshouse.custodian.__main__",), ceiling=1785),
+    Tier(held="the package key (custodian)", roots=("glasshouse.custodian.__main__",), ceiling=1761),
     Tier(held="a run's other keys (agent)", roots=("glasshouse.runtime.__main__",), ceiling=9456),
     Tier(
         held="plaintext and asset keys (worker)",
