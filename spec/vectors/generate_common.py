@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from glasshouse.errors import Code  # noqa: E402
 from glasshouse.jobs.owner.owner_identity import OwnerPublic  # noqa: E402
-from glasshouse.jobs.results.model_signing import CERTIFICATE_TYPE  # noqa: E402
+from glasshouse.jobs.results.exported import CERTIFICATE_TYPE  # noqa: E402
 from glasshouse.wire import dsse  # noqa: E402
 from glasshouse.wire.canonical import (  # noqa: E402
     Json,

@@ -20,7 +20,7 @@ from glasshouse.broker.http_api import PROBLEM_TYPE, Problem
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.events import Event
 from glasshouse.jobs.owner.owner_identity import OwnerPublic
-from glasshouse.jobs.results.model_signing import certified_key
+from glasshouse.jobs.results.exported import certified_key
 from glasshouse.wire.canonical import b64decode, b64encode, decode, encode
 from glasshouse.wire.dsse import Envelope
 from simulators.local_broker import LocalBroker

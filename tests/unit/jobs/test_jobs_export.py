@@ -22,8 +22,7 @@ from glasshouse.evidence.bundle import Bundle
 from glasshouse.handshake.delegation import Delegation
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.results.exported import public_pem
-from glasshouse.jobs.results.model_signing import certified_key, model_key
+from glasshouse.jobs.results.exported import certified_key, model_key, public_pem
 from glasshouse.jobs.verify.publish import verify_artifact
 from glasshouse.jobs.verify.verdict import verify_bundle
 from glasshouse.wire.crypto import key_id

@@ -20,7 +20,7 @@ from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
 from glasshouse.jobs.places.rental_journal import Attempt, Journal, Rental, Step
-from glasshouse.jobs.supervise import removal
+from glasshouse.jobs.supervise import sweeping as removal
 from simulators.rental_world import offer
 from tools.memory_disk import memory_disk
 
@@ -157,7 +157,7 @@ def test_a_removal_that_was_cut_off_leaves_no_half_run_and_the_next_one_finishes
 
     chosen = [removal.removable(first, home)]
     with monkeypatch.context() as patched:
-        patched.setattr("glasshouse.jobs.supervise.removal.shutil.rmtree", die)
+        patched.setattr("glasshouse.jobs.supervise.sweeping.shutil.rmtree", die)
         with pytest.raises(KeyboardInterrupt):
             removal.remove(chosen)
     assert [folder.run_id for folder in RunFolder.all(home)] == [second.run_id]

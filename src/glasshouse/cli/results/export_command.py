@@ -8,8 +8,14 @@ from typing import Annotated
 
 from glasshouse.cli.options import Force, OwnerOptions, Run, option
 from glasshouse.jobs.owner.home import private_folder, write_private
-from glasshouse.jobs.results.exported import bill_of_materials, export_keys, exported_run
-from glasshouse.jobs.results.model_signing import SIGNATURE_NAME, model_key, sign_model
+from glasshouse.jobs.results.exported import (
+    SIGNATURE_NAME,
+    bill_of_materials,
+    export_keys,
+    exported_run,
+    model_key,
+    sign_model,
+)
 from glasshouse.wire.crypto import sha256
 
 

@@ -9,7 +9,7 @@ from glasshouse.cli.options import HomeOptions, Yes, option
 from glasshouse.cli.show.steps import remove_agreed
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.define.wanted import parse_s
-from glasshouse.jobs.supervise.removal import ended_before
+from glasshouse.jobs.supervise.sweeping import ended_before
 
 
 def command(

@@ -7,7 +7,7 @@ from typing import Annotated
 from glasshouse.cli.options import HomeOptions, Yes, argument
 from glasshouse.cli.show.steps import remove_agreed
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.supervise.removal import removable
+from glasshouse.jobs.supervise.sweeping import removable
 
 
 def command(
