@@ -166,7 +166,6 @@ def _quoted(word: str) -> str:
     return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word)
 
 
-@dataclass(frozen=True, slots=True)
 class _Here:
     """This machine is the login node."""
 
@@ -189,9 +188,6 @@ class SlurmNode:
     @classmethod
     def parse(cls, url: str, *, options: tuple[str, ...] = ()) -> SlurmNode:
         """Read ``slurm://[[user@]login[:port]]/JOB/NODE``; without a login node this machine is one.
-
-        Args:
-            options: as of `SshHost`, for the way to the login node.
 
         Raises:
             UsageError: `usage`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.providers.protocol.order import RelayOrder, gate_address
@@ -72,8 +72,7 @@ class Hello(Record, name="answer"):
     system: Annotated[str, text()]
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """A request, without `ask` and `id`, and its answer; where no class is named, the tuples of their members."""
 
     request: Codec

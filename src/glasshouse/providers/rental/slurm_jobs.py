@@ -160,15 +160,15 @@ class Slurm(Provider):
         """Return how one of Slurm's commands ended on the login node, and what it printed."""
         there = self._login.command(command, connect_s=_CONNECT_S)
         try:
+            # From the home, as over ssh.
             done = subprocess.run(
                 there,
                 input=text,
                 capture_output=True,
-                text=True,
                 errors="replace",
                 check=False,
                 timeout=_ANSWER_S,
-                cwd=Path.home(),  # as over ssh
+                cwd=Path.home(),
             )
         except subprocess.TimeoutExpired:
             return 255, "", f"timed out after {_ANSWER_S:g} s"

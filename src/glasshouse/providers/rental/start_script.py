@@ -58,7 +58,6 @@ def start_script(start: Start, *, end: str, port: int = 22) -> str:
     Args:
         end: a command that ends the machine at its provider, from inside; tried again each minute. It is tried early
             where `providers.serve.storing` has left `STORED`: what the run left is at its gate.
-        port: where its sshd listens.
     """
     return _SCRIPT.format(
         end=end,

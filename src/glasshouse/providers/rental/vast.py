@@ -75,16 +75,13 @@ class Vast(RestProvider):
                 if text.upper() not in countries:
                     raise unknown("vast", "region", text, countries)
             wanted["geolocation"] = {"in": sorted({text.upper() for text in options.regions})}
-        return cheapest(
-            (
-                offer
-                for _, offer in self._search(options, wanted)
-                if offer.memory_gb >= options.memory_gb
-                and offer.gpus == options.gpus
-                and offer.gpu_memory_gb >= kinds.get(offer.gpu, 0) * _OF_ITS_NAME
-            ),
-            options,
+        found = (
+            offer
+            for _, offer in self._search(options, wanted)
+            if (offer.memory_gb >= options.memory_gb and offer.gpus == options.gpus)
+            and offer.gpu_memory_gb >= kinds.get(offer.gpu, 0) * _OF_ITS_NAME
         )
+        return cheapest(found, options)
 
     def rent(self, offer: Offer, start: Start) -> str:
         """Make a machine, and return its id. See `Provider`.

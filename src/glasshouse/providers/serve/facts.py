@@ -166,11 +166,8 @@ def _child(program: str, folder: Path, otherwise: str) -> Any:
     """Run a program of ours in a child and return the JSON that it prints; raises `PlatformError`."""
     command = [sys.executable, "-I", "-B", "-c", program]
     try:
-        return json.loads(
-            subprocess.run(
-                command, cwd=folder, capture_output=True, check=True, timeout=_CHILD_S, stdin=subprocess.DEVNULL
-            ).stdout
-        )
+        done = subprocess.run(command, cwd=folder, input=b"", capture_output=True, check=True, timeout=_CHILD_S)
+        return json.loads(done.stdout)
     except (subprocess.SubprocessError, ValueError):
         raise PlatformError(Code.PLATFORM, otherwise) from None
 

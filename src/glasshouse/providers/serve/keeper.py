@@ -78,15 +78,8 @@ def _carry(listener: socket.socket, relay: dict[str, Any]) -> None:
 def _store(folder: Path) -> None:
     """Have what the run leaves sent to its gate, by a process that may outlast this one; a run does not wait for it."""
     with contextlib.suppress(OSError):
-        subprocess.Popen(
-            [sys.executable, "-I", "-B", "-m", "glasshouse.providers.serve.storing", str(folder)],
-            stdin=0,
-            stdout=1,
-            stderr=1,
-            cwd="/",
-            start_new_session=True,
-            umask=0o077,
-        )
+        command = [sys.executable, "-I", "-B", "-m", "glasshouse.providers.serve.storing", str(folder)]
+        subprocess.Popen(command, stdin=0, stdout=1, stderr=1, cwd="/", start_new_session=True, umask=0o077)
 
 
 def _environment() -> dict[str, str]:

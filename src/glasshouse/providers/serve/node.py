@@ -90,7 +90,8 @@ class Holder:
                 continue
             try:
                 # The number may have become another process's before it was opened, and not after.
-                if _started_ticks(runtime[0]) == runtime[1]:
+                fields = Path(f"/proc/{runtime[0]}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[19]) == runtime[1]:
                     signal.pidfd_send_signal(descriptor, signal.SIGTERM)
                 self._asked.add(runtime)
             except OSError:
@@ -123,10 +124,6 @@ class Holder:
             return {"error": str(error.strerror)}
         self._keepers.append(keeper)
         return {"pid": keeper.pid}
-
-
-def _started_ticks(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def _ask_to_end(folder: Path, seconds: float) -> None:
