@@ -102,7 +102,7 @@ class ChallengeIssuer:
             return Decision(decide=partial(ApiAnswer.refusal, refusal), effect=Effect.NOTHING, repeats=token.jti)
         if again is not None:
             return Decision(decide=lambda: ApiAnswer(body=again), effect=Effect.CHARGE)
-        return Decision(decide=partial(broker.database.write, decide))
+        return Decision(decide=partial(broker.database.write, decide), effect=Effect.CREDIT)
 
     def _issued(
         self, connection: Connection, token: TokenClaims, request_sha256: bytes, now_us: int, *, first: bool

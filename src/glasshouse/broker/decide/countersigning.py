@@ -80,7 +80,7 @@ class Countersigner:
         found, signed = self._broker.database.read(judge)
         if signed is found.head:
             return Decision(decide=lambda: ApiAnswer(body=signed.encode()), effect=Effect.CHARGE)
-        return Decision(decide=partial(self._broker.database.write, decide))
+        return Decision(decide=partial(self._broker.database.write, decide), effect=Effect.CREDIT)
 
     def receipt(self, body: bytes) -> Decision:
         """Read a receipt; what is returned countersigns it if the runtime's last head, countersigned, is its end.
@@ -133,7 +133,7 @@ class Countersigner:
         found, _, answer = self._broker.database.read(judge)
         if found.row["receipt"]:
             return Decision(decide=lambda: answer, effect=Effect.CHARGE)
-        return Decision(decide=partial(self._broker.database.write, decide))
+        return Decision(decide=partial(self._broker.database.write, decide), effect=Effect.CREDIT)
 
     def _countersigned(
         self, receipt: bytes, found: recorded.AttestedRuntime, final: CountersignedHead, now_us: int

@@ -50,7 +50,7 @@ class Decision:
 
     decide: Callable[[], ApiAnswer]  # answers it, on the deciding thread
     # On the standing of its address; what was answered before is charged: anyone on the way can repeat a recording.
-    effect: Effect = Effect.CREDIT
+    effect: Effect
     repeats: str = ""  # of `Effect.NOTHING`: what is repeated, by a name of its own
     every_us: int = PACE_US  # how often, in microseconds
 

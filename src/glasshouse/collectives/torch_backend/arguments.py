@@ -80,11 +80,9 @@ def rooted(kind: Any, opts: Any, timeout: timedelta | None, given: dict[str, Any
     if isinstance(opts, int):
         given, opts = {"root": opts, **given}, None
     root = given.pop("root", None)
-    found = reducing(kind, opts, timeout, given) if "op" in given else options(kind, opts, timeout)
+    found = reducing(kind, opts, timeout, given)
     if root is not None:
         found.rootRank = root
-    if given:
-        raise TypeError(f"unexpected arguments: {', '.join(given)}")
     if not 0 <= found.rootRank < size:
         raise ValueError(f"root {found.rootRank} is not a rank of a group of {size}")
     return found

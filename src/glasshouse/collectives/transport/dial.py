@@ -145,7 +145,7 @@ def looked_up(host: str, port: int, limit_s: float, *, kind: int = socket.SOCK_S
 
 
 def check_own_limits(error: BaseException) -> None:
-    """Tell an error by this process's own limits from one that another process caused.
+    """Refuse to go on for an error by this process's own limits, which another process did not cause.
 
     Raises:
         CollectiveError: `collective-aborted`, it is such an error.
