@@ -161,7 +161,7 @@ def test_a_delegation_to_another_broker_an_old_one_or_a_forged_one_is_refused(
         assert code_of(caught) is Code.CHAIN_DELEGATION
     with pytest.raises(FormatError):
         owner.client().put_delegation(delegation(broker.broker_public).sign(stranger), key.public)
-    owner.client().put_delegation(delegation(broker.broker_public).sign(key).encode(), key.public)
+    owner.client().put_delegation(delegation(broker.broker_public).sign(key), key.public)
 
 
 def test_one_owners_delegation_does_not_stand_for_another_owner(broker: LocalBroker, owner: Owner) -> None:

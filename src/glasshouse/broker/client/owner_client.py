@@ -165,16 +165,15 @@ class OwnerClient:
         """Return the key that the owner delegates to."""
         return b64decode(_member(self._ask("GET", "/v1/broker"), "broker_public", str))
 
-    def put_delegation(self, delegation: Envelope | bytes, owner_public: bytes) -> int:
+    def put_delegation(self, delegation: Envelope, owner_public: bytes) -> int:
         """Give the broker the owner's signed delegation; return the serial of the one that it keeps: a newer stays."""
-        envelope = delegation if isinstance(delegation, Envelope) else _envelope(delegation)
-        request = DelegationRequest(delegation=envelope, owner=owner_public)
+        request = DelegationRequest(delegation=delegation, owner=owner_public)
         return _member(self._ask("PUT", "/v1/delegation", request), "serial_us", int)
 
     def add_deployment(self, manifest_envelope: bytes, package_key: bytes, policy: DeploymentPolicy) -> str:
         """Give the broker a package's signed manifest, its key and a policy; return the deployment's id."""
         policy_json = self._policy(manifest_envelope, policy)
-        manifest = _envelope(manifest_envelope)
+        manifest = Envelope.parse(manifest_envelope, max_bytes=_MAX_ENVELOPE_BYTES)
         request = DeploymentRequest(manifest=manifest, package_key=package_key, policy=policy_json)
         return _member(self._ask("POST", "/v1/deployments", request), "deployment", str)
 
@@ -263,10 +262,6 @@ class OwnerClient:
 
     def _send(self, method: str, path: str, body: bytes | None) -> Reply:
         return request(self._url, method, path, body)
-
-
-def _envelope(data: bytes) -> Envelope:
-    return Envelope.parse(data, max_bytes=_MAX_ENVELOPE_BYTES)
 
 
 def _member(answer: Mapping[str, Json], name: str, kind: type[Kind]) -> Kind:
