@@ -19,7 +19,7 @@ from glasshouse.broker.http.listeners import Server, bind_tcp, bind_unix
 from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
 from glasshouse.broker.serving import create_apps
 from glasshouse.broker.store.broker_state import DATABASE_NAME, open_broker, system_clock_us
-from glasshouse.broker.store.group_commit import GroupCommit
+from glasshouse.broker.store.database import GroupCommit
 from glasshouse.broker.store.quota import Quota
 from glasshouse.errors import Code
 from glasshouse.providers.protocol.line import GateLine

@@ -46,8 +46,7 @@ from glasshouse.broker.http.listeners import BACKLOG, MOST_LISTENERS, Server, bi
 from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
 from glasshouse.broker.http_api import BrokerReady, GateReady
 from glasshouse.broker.store.broker_state import open_broker
-from glasshouse.broker.store.database import BrokerState
-from glasshouse.broker.store.group_commit import GroupCommit
+from glasshouse.broker.store.database import BrokerState, GroupCommit
 from glasshouse.broker.store.quota import Quota
 from glasshouse.errors import GlasshouseError
 from glasshouse.evidence.bundle import MAX_SUBMISSION_BYTES as MAX_RECEIPT_BYTES

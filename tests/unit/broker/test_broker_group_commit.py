@@ -11,9 +11,8 @@ import pytest
 from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import OperationalError
 
-from glasshouse.broker.store.database import Database, OvertakenError, Shared
+from glasshouse.broker.store.database import Database, GroupCommit, OvertakenError, Shared
 from glasshouse.broker.store.database_schema import delegations
-from glasshouse.broker.store.group_commit import GroupCommit
 from glasshouse.errors import Code, InternalError, PeerError, RefusedError
 
 

@@ -1,6 +1,6 @@
 """The gate's decision on evidence: a release, a refusal, or pending, until every machine of its group was accepted.
 
-Each decision is one transaction, or one savepoint of a transaction that it shares (`group_commit`): the challenge's
+Each decision is one transaction, or one savepoint of a transaction that it shares (`GroupCommit`): the challenge's
 consumption, the budget, the audit record and the stored answer are committed together before the answer is sent. The
 numbered checks are `handshake.broker_side`'s; check 2 is decided in `challenges` on the database's records, check 13 in
 `releases`, check 14 here (spec/key-release.md section 6.1).

@@ -27,8 +27,7 @@ from glasshouse.collectives.protocol.headers import FrameKind
 from glasshouse.collectives.transport.mesh import Mesh
 from glasshouse.errors import Code, CollectiveError
 
-_HEARSAY_S = 1.0
-"""How long a rank that waits only for ranks which have begun too leaves it to others to name who is missing."""
+_HEARSAY_S = 1.0  # how long a rank that waits for ranks which have begun too leaves naming to others
 
 
 class Engine:
@@ -49,8 +48,7 @@ class Engine:
         self._background = 0
         self._failed: CollectiveError | None = None
         self._closed = False
-        self._ending: CollectiveError | None = None
-        """Why the driving thread is to end the group; set by another thread or a signal handler."""
+        self._ending: CollectiveError | None = None  # why to end the group; set by other threads or signal handlers
         self._closing = False  # whether it is to close it too
         self._driver: int | None = None  # the thread that drives
         self._due: deque[tuple[Callable[[Completion], None], Completion]] = deque()

@@ -27,8 +27,7 @@ from glasshouse.errors import Code, PlatformError
 from glasshouse.wire.crypto import KEY_BYTES, TAG_BYTES, zero
 
 NONCE_BYTES = 12
-PROGRAMS_PER_PROCESSOR = 5
-"""Programs of `bulk` that one multiprocessor holds: 128 threads of at most 96 registers each, out of 65536."""
+PROGRAMS_PER_PROCESSOR = 5  # of `bulk` on a multiprocessor: 128 threads of at most 96 registers each, out of 65536
 
 _ROW = struct.Struct("<8q")
 _KEY_ROW_BYTES = 64

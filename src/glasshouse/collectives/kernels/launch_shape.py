@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BLOCK_BYTES = 64
-MAX_MESSAGE_BYTES = BLOCK_BYTES * (2**32 - 1)
-"""Block 0 of the 2^32 that a 32-bit counter counts is the one-time key (RFC 8439, 2.8)."""
+MAX_MESSAGE_BYTES = BLOCK_BYTES * (2**32 - 1)  # block 0 is the one-time key (RFC 8439, 2.8)
 
 _TAG_UNIT_BYTES = 16
 

@@ -70,8 +70,7 @@ class Arithmetic:
         self._divisor = ranks
         self._quotient = ranks if averaged and not self.scaled else None
         # Two narrow numbers are added in float32 and rounded once by torch itself; more need the wide sum kept.
-        self.wide = dtype in _NARROW and (ranks > 2 or self.scaled)
-        """Whether partial results are kept in float32 though the elements are not."""
+        self.wide = dtype in _NARROW and (ranks > 2 or self.scaled)  # partial results in float32
         self.accumulator = torch.float32 if self.wide else dtype  # the type in which partial results are kept
 
     def scale(self, contribution: Any, out: Any) -> Any:

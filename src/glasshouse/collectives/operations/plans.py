@@ -238,8 +238,7 @@ def _direct(exchange: Exchange, communicator: Communicator, region: Region, arit
         exchange.place(peer, outgoing=interleaved(part, total, _LAG), incoming=interleaved(brought, result, _LAG))
 
 
-Schedule: TypeAlias = Callable[[Exchange, Communicator, Region, Arithmetic], None]
-"""Adds the flows of an all-reduce over several ranks to an exchange."""
+Schedule: TypeAlias = Callable[[Exchange, Communicator, Region, Arithmetic], None]  # adds an all-reduce's flows
 
 SCHEDULES: dict[Algorithm, Schedule] = {Algorithm.ONE_SHOT: _one_shot, Algorithm.DIRECT: _direct}
 

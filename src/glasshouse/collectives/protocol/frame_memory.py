@@ -13,8 +13,7 @@ from typing import Any
 
 from glasshouse.wire.crypto import zero
 
-CHUNK_BYTES = 1 << 20
-"""The largest chunk of tensors in host memory: ciphertext and plaintext of one lie in a core's cache together."""
+CHUNK_BYTES = 1 << 20  # the largest chunk in host memory: its ciphertext and plaintext lie in a core's cache together
 SHARED_FRAMES = 4  # frames for every peer that are sealed and not yet sent to the last
 
 _HUGE_PAGE = 2 << 20

@@ -33,8 +33,7 @@ from glasshouse.errors import Code, CollectiveError
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 0.25  # how soon a rank looks again for an address that is not there yet
 _MAX_ADDRESS_BYTES = 300
 _MAX_PORT = 65535
-HEAR_OUT_S = 0.3
-"""How long a rank that finds the store or another rank gone looks for the reason that may have been sent."""
+HEAR_OUT_S = 0.3  # how long a rank that finds the store or another rank gone looks for the reason
 _LOCAL_NAME = re.compile(r"[0-9a-f]{32}")
 
 

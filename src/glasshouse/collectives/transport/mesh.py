@@ -73,8 +73,7 @@ class Joining:
         self._endpoint = Endpoint(dialler, self._selector)
         self._pending: list[_Pending] = []
         self._kept = False
-        self._left: tuple[CollectiveError, float] | None = None
-        """A rank that has left, and when that becomes the reason to give up."""
+        self._left: tuple[CollectiveError, float] | None = None  # who left, and when to give up for it
 
     def close(self) -> None:
         """Close what the mesh did not take over, and drop the keys if there is none."""
