@@ -90,6 +90,14 @@ def test_a_sealed_job_opens_for_its_owner_and_shows_nothing_else(
     assert (tmp_path / "plain" / "data" / "rows.csv").read_bytes() == CANARY * 2000
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed by Linux alone")
+def test_a_package_that_does_not_open_in_the_clear_is_closed_again(job: Job, home: Home, identity: Identity) -> None:
+    sealed = sealed_job(job, home, identity)
+    with pytest.raises(GlasshouseError) as caught:
+        of_package(sealed.path, home=home, identity=Identity.generate())
+    assert sealed.path not in [one.resolve() for one in Path("/proc/self/fd").iterdir()], caught.value
+
+
 def test_label_and_deployment_stay_on_the_owners_side(job: Job, home: Home, identity: Identity) -> None:
     sealed = sealed_job(replace(job, name="ward seven"), home, identity)
     record = PackageRecord.load(home, sealed.manifest.package_id, workload="script")

@@ -79,10 +79,13 @@ def of_package(path: Path, *, home: Home, identity: Identity) -> Plain:
         stream = path.open("rb")
     except OSError as error:
         raise UsageError(Code.FILE_MISSING, f"cannot read the package {path}: {error.strerror}") from None
-    package = Package.open(stream, owner_signing=identity.signing.public)
-    manifest = package.manifest
-    key = KeyStore(home.keys).get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing)
-    index = package.unlock(key)
+    with contextlib.ExitStack() as held:
+        held.enter_context(stream)
+        package = Package.open(stream, owner_signing=identity.signing.public)
+        manifest = package.manifest
+        key = KeyStore(home.keys).get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing)
+        index = package.unlock(key)
+        held.pop_all()  # `lay` reads on, and closes it
 
     def lay(folder: Path) -> None:
         with stream:
