@@ -72,6 +72,9 @@ def check_signed(
         CheckFailedError: with that code; a key id that is none is not repeated in it.
     """
     try:
+        if len(set(publics)) < len(publics):
+            # One key in both roles would make one signature count twice.
+            raise FormatError(Code.SIGNATURE, "an evidence key that is the launch key")
         envelope.verify(payload_type, *publics)
     except FormatError as error:
         signers = (name if _KEY_ID.fullmatch(name) else "not a key id" for name, _ in envelope.signatures)

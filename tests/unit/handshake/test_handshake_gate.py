@@ -245,8 +245,11 @@ def test_evidence_under_another_evidence_key_than_claimed(world: World) -> None:
 def test_one_key_cannot_play_both_roles(world: World) -> None:
     """Two signatures of which one is a stranger's, or one signature counted twice: neither."""
     claims = world.claims(evidence_public=world.launch_key.public)
-    message = world.message(claims, keys=[world.launch_key, signing_key("stranger")])
-    refused(world, message, "4", Code.EVIDENCE_SIGNATURE)
+    signers = [world.launch_key, signing_key("stranger")]
+    refusal = refused(world, world.message(claims, keys=signers), "4", Code.EVIDENCE_SIGNATURE)
+    assert refusal.message == "check 4: an evidence key that is the launch key"
+    assert refusal.expected == f"{world.launch_key.key_id}, {world.launch_key.key_id}"
+    assert refusal.actual == ", ".join(sorted(key.key_id for key in signers))
 
 
 def test_claims_changed_after_signing(world: World) -> None:
