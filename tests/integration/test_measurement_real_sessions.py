@@ -62,7 +62,7 @@ def test_a_session_of_real_workers_leaves_all_that_a_reader_computes_from(tmp_pa
     assert all(one.hooks_ns.any() for one in records), "messages were passed on in some slot"
     assert session_of(*records, length_ns=sealed.length_ns).unlike_losses is None
     # An ordinary run: its receipt names the record, and nothing else tells it apart.
-    receipt = verify_bundle(part.receipt(note.session).read_bytes(), owner=owner.public).chain.receipt
+    receipt = verify_bundle(part.receipt(note.session).read_bytes(), owner=owner.public.signing).chain.receipt
     assert receipt.work is not None
     assert receipt.outcome.value == "completed"
     assert (receipt.work.stop_reason, receipt.work.done) == ("time", len(records[1].losses))
