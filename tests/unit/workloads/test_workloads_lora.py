@@ -196,14 +196,13 @@ def test_only_the_answer_counts_in_the_loss(tmp_path: Path) -> None:
     # The same answers behind different prompts: what is trained on is not the prompt.
     task, params, _ = recorded_task("lora", TINY, {}, tmp_path)
     assert isinstance(params, LoraParams)
-    from glasshouse.workloads.builtin.instructions import ByteTokenizer, encode_records
+    from glasshouse.workloads.builtin.encoding import ByteTokenizer, encode_records
 
-    examples = encode_records(RECORDS.splitlines(), ByteTokenizer(), max_length=99, name="t")
+    tokenizer = ByteTokenizer()
+    examples = encode_records(RECORDS.splitlines(), tokenizer, params)
     batch = next(lora._batches(torch, examples, 0, params, torch.device("cpu")))
     counted = [row[row != -100].tolist() for row in batch["labels"]]
-    tokenizer = ByteTokenizer()
-    assert {tuple(row[:-1]) for row in counted} <= {tuple(tokenizer.encode(word)) for word in ("yes", "no")}
-    assert all(row[-1] == tokenizer.end_id for row in counted)
+    assert {tuple(row) for row in counted} <= {tuple(tokenizer(f"{word}</s>")["input_ids"]) for word in ("yes", "no")}
     assert (batch["attention_mask"].sum(dim=1) == (batch["input_ids"] != 0).sum(dim=1)).all()
     assert task.inputs == ()
 
@@ -253,7 +252,7 @@ def test_a_model_from_the_package_has_its_own_weights(tmp_path: Path, shards: bo
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
-    assert (tokenizer.pad_id, tokenizer.end_id) == (0, 1)
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)
     # The weights themselves never become a file.
     assert not list(task.workspace.rglob("*.safetensors"))
 

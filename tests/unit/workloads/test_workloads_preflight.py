@@ -7,29 +7,15 @@ import io
 import json
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from glasshouse.errors import Code, UsageError
+from glasshouse.workloads.builtin import encoding
 from glasshouse.workloads.builtin.model_files import LINEAR
 from glasshouse.workloads.registry import examine, parse
-
-
-@dataclass
-class Packed:
-    """A file in memory."""
-
-    data: bytes
-
-    @property
-    def bytes(self) -> int:
-        return len(self.data)
-
-    @property
-    def open(self) -> Callable[[], io.BytesIO]:
-        return lambda: io.BytesIO(self.data)
+from tools.plain_files import Packed
 
 
 def looked(kind: str, params: dict[str, Any], files: dict[str, bytes]) -> list[str]:
@@ -148,10 +134,7 @@ def test_records_that_are_all_too_long_or_missing_are_refused_and_some_are_noted
     assert "raise max_length" in error.hint
     assert "it is empty" in refused("lora", TINY, {"train.jsonl": b"\n"}).message
     notes = looked("lora", TINY, {"train.jsonl": lines(GOOD, long)})
-    assert notes == [
-        "train.jsonl: 1 records are passed over, for before their answer begins they have max_length = 512 tokens "
-        "already"
-    ]
+    assert notes == ["train.jsonl: 1 records are passed over: none of their first 512 tokens counts in the loss"]
     assert looked("lora", TINY, {"train.jsonl": lines(GOOD)}) == []
 
 
@@ -230,7 +213,7 @@ def packed(changed: Mapping[str, bytes | None] | None = None) -> dict[str, bytes
         ({"model.safetensors": None}, "no weights named 'base/model.safetensors'"),
         ({"model.safetensors": b"12345678{"}, "base/model.safetensors is not valid safetensors"),
         ({"model.safetensors": tensors(("a.x_proj.weight", (2, 2)))}, "has no layers named 'q_proj', 'v_proj'"),
-        ({"tokenizer.json": b"{}"}, "base/tokenizer.json is no tokenizer"),
+        ({"tokenizer.json": b"{}"}, "base has no tokenizer that transformers can load"),
     ],
 )
 def test_a_packed_model_that_cannot_be_loaded_is_refused(changed: dict[str, bytes | None], words: str) -> None:
@@ -251,20 +234,22 @@ def test_a_good_packed_model_is_taken_and_what_was_not_checked_is_named() -> Non
     pytest.importorskip("transformers")
     notes = looked("lora", PACKED | {"target_modules": ["attn.q_proj", "lm_head"]}, packed())
     assert notes == [
-        "the lengths of train.jsonl's records were not checked against max_length: the model has no base/tokenizer.json"
+        "the records of train.jsonl were read, and not tried with the model's tokenizer: the model has no "
+        "base/tokenizer.json"
     ]
 
 
 def test_where_no_framework_is_installed_what_needs_none_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """An owner's machine need not have torch."""
     find = importlib.util.find_spec
-    absent = {"torch", "transformers", "tokenizers"}
+    absent = {"torch", "transformers"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in absent else find(name))
+    monkeypatch.setattr(encoding, "lacking", lambda wanted: [f"{wanted[1]} is not installed"])
     notes = looked("lora", PACKED, packed({"tokenizer.json": b"{}"}))
     assert notes == [
         "base/config.json was read and not tried: transformers is not installed here",
-        "the lengths of train.jsonl's records were not checked against max_length: the distribution 'tokenizers' is "
-        "not installed here",
+        "the records of train.jsonl were read, and not tried with the model's tokenizer: this machine lacks "
+        "jinja2>=3.1.6 is not installed",
     ]
     assert "has no layers named" in refused("lora", PACKED | {"target_modules": ["c_attn"]}, packed()).message
     assert "line 1" in refused("lora", PACKED, packed() | {"train.jsonl": b"x"}).message
@@ -281,10 +266,18 @@ def test_the_layers_of_the_architectures_are_those_that_the_models_have() -> Non
 
 
 def test_a_record_on_which_the_models_tokenizer_gives_up_is_named() -> None:
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("transformers")
     splitting = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
-    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
-    tokenizer = json.dumps({"version": "1.0", "model": model, "pre_tokenizer": splitting}).encode()
+    model = {"type": "BPE", "vocab": {"a": 0, "c": 1}, "merges": []}
+    tokenizer = json.dumps({"version": "1.0", "added_tokens": [], "model": model, "pre_tokenizer": splitting}).encode()
+    model_files = packed(
+        {
+            "tokenizer.json": tokenizer,
+            "tokenizer_config.json": b'{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "c"}',
+            # Of a kind whose tokenizer is what its file says.
+            "config.json": json.dumps(CONFIG | {"model_type": "granite"}).encode(),
+        }
+    )
     records = lines(GOOD, {"instruction": "a" * 40 + "b", "output": "c"})
-    error = refused("lora", PACKED, packed({"tokenizer.json": tokenizer}) | {"train.jsonl": records})
+    error = refused("lora", PACKED, model_files | {"train.jsonl": records})
     assert error.message.startswith("train.jsonl line 2: the model's tokenizer gives up on it: ")

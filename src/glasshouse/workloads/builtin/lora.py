@@ -31,10 +31,10 @@ _IGNORED = -100  # the label that the loss passes over
 
 def examine(params: LoraParams, files: Mapping[str, PlainFile]) -> list[str]:
     """Check model and records; raises as `registry.examine`."""
-    from glasshouse.workloads.builtin import model_files
+    from glasshouse.workloads.builtin import encoding, model_files
 
     notes = model_files.check_model(params.model, params.target_modules, files)
-    return notes + model_files.check_data(params.data, params.model, files, max_length=params.max_length)
+    return notes + encoding.check_data(params, files)
 
 
 def warm() -> None:
@@ -58,7 +58,8 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     import torch
 
     from glasshouse.workloads.builtin import models, training
-    from glasshouse.workloads.builtin.instructions import encode_records, lines_of
+    from glasshouse.workloads.builtin.data_forms import lines_of
+    from glasshouse.workloads.builtin.encoding import check_ids, encode_records, padding
 
     # Addressed to peft's developers, not to the owner who reads the log.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -66,7 +67,8 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     task.size(params.data)  # a missing input is reported before the model is loaded
     model, tokenizer = models.base_model(task, params, device)
     with task.open(params.data) as lines:
-        examples = encode_records(lines_of(lines), tokenizer, max_length=params.max_length, name=params.data)
+        examples = encode_records(lines_of(lines), tokenizer, params)
+    check_ids(examples, model.get_input_embeddings().num_embeddings, params.data)
     torch.manual_seed(params.seed)  # the adapter's start does not depend on how the base was made
     model.config.use_cache = False
     model = models.attach(model, params)
@@ -76,12 +78,12 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     model.train()
     training.log(
         f"lora: {training.trainable(model):,} trainable parameters on {params.model} ({params.dtype}); "
-        f"{len(examples)} examples, {examples.skipped} skipped; {training.describe(device)}"
+        f"{examples}; {training.describe(device)}"
     )
     if params.slots is not None:
         lengths = {len(examples.example(index)[0]) for index in range(len(examples))}
         task.tokens_per_step = params.batch_size * lengths.pop() if len(lengths) == 1 else None
-    result = _train(task, params, model, _batches(torch, examples, tokenizer.pad_id, params, device), device)
+    result = _train(task, params, model, _batches(torch, examples, padding(tokenizer), params, device), device)
     digest = task.save_bytes("adapter_model.safetensors", models.weights_bytes(model))
     task.save_bytes("adapter_config.json", models.config_bytes(model))
     training.log(f"lora: adapter_model.safetensors sha256 {digest}")
@@ -151,11 +153,10 @@ def _batches(torch: Any, examples: Any, pad_id: int, params: LoraParams, device:
         ids = torch.full(shape, pad_id, dtype=torch.long)
         labels = torch.full(shape, _IGNORED, dtype=torch.long)
         mask = torch.zeros(shape, dtype=torch.long)
-        for row, (tokens, prompt) in enumerate(rows):
+        for row, (tokens, counted) in enumerate(rows):
             values = torch.tensor(tokens, dtype=torch.long)
             ids[row, : len(tokens)] = values
             mask[row, : len(tokens)] = 1
-            start = prompt if params.answers_only else 0
-            labels[row, start : len(tokens)] = values[start:]
+            labels[row, : len(tokens)] = values.masked_fill(~torch.tensor(counted, dtype=torch.bool), _IGNORED)
         batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
         yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

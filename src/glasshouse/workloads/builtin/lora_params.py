@@ -34,9 +34,12 @@ class LoraParams(DeviceParams):
         "What the adapter's file calls its base, for peft: a hub id, or a folder beside them; by default the hub "
         "id, the last part of the packed folder's name, or the architecture's name.",
     ] = None
-    data: Annotated[str, NAME, "Input with one JSON object a line: instruction, optional input, output."] = (
-        "train.jsonl"
-    )
+    data: Annotated[
+        str,
+        NAME,
+        "Input with one JSON object a line: `messages`; or `prompt` and `completion`; or `text`; or `instruction`, "
+        "`output` and perhaps `input`.",
+    ] = "train.jsonl"
     rank: Annotated[int, integer(1, 4096), "Of the adapter."] = 4
     alpha: Annotated[int, integer(1, 65536), "Updates are scaled by alpha / rank."] = 8
     dropout: Annotated[float, number(0.0, 0.9), "Of the adapter's input."] = 0.0
@@ -53,9 +56,14 @@ class LoraParams(DeviceParams):
     warmup_steps: Annotated[int, integer(0, 10**9), "Steps of linear warm-up."] = 0
     batch_size: Annotated[int, integer(1, 65536), "Examples in a step."] = 4
     max_length: Annotated[
-        int, integer(8, 1 << 20), "Tokens of an example; longer ones are cut, those left without an answer skipped."
+        int, integer(8, 1 << 20), "Tokens of an example; longer ones are cut, those left with nothing to learn skipped."
     ] = 512
-    answers_only: Annotated[bool, FLAG, "Only the tokens of the answer count in the loss."] = True
+    completion_only_loss: Annotated[
+        bool, FLAG, "Of records with a prompt, only the tokens after it count in the loss."
+    ] = True
+    assistant_only_loss: Annotated[
+        bool, FLAG, "Of chats, only the assistant's turns count in the loss; the chat template has to mark them."
+    ] = False
     gradient_clip: Annotated[float, number(0.0, 1e6), "Largest norm of the gradient; 0 turns clipping off."] = 1.0
     steps: Annotated[int | None, COUNT, "When to stop; 100 where neither this nor `seconds` is given."] = None
     seconds: Annotated[float | None, SECONDS, "When to stop, if that comes first."] = None

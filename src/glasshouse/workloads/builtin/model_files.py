@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.task.tensors import tensor_spans
-from glasshouse.workloads.builtin import instructions
 from glasshouse.workloads.job_keys import job_invalid
 from glasshouse.workloads.params import PlainFile
 
@@ -24,7 +23,6 @@ SIDE_FILES = (".json", ".txt", ".model", ".jinja")
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 _MAX_INDEX_BYTES = 64 << 20
 _MAX_CONFIG_BYTES = 1 << 20
-_MAX_TOKENIZER_BYTES = 256 << 20
 _MOST_LAYERS = 100_000  # transformers makes a list as long as the number of layers that a configuration has
 _MOST_NAMED = 12
 
@@ -90,7 +88,7 @@ def check_model(model: str, targets: tuple[str, ...], files: Mapping[str, PlainF
     if model.startswith("config:"):
         _check_targets(targets, set(LINEAR), model)
         return []
-    folder = _folder(model)
+    folder = folder_of(model)
     names = [name for name in files if name.startswith(f"{folder}/")]
     if not names:
         raise job_invalid(f"params.model names the folder {folder!r}, which is not among the [inputs]")
@@ -102,49 +100,8 @@ def check_model(model: str, targets: tuple[str, ...], files: Mapping[str, PlainF
     return notes
 
 
-def check_data(data: str, model: str, files: Mapping[str, PlainFile], *, max_length: int) -> list[str]:
-    """Check an input of records; return what was not checked and what is passed over; raises as `check_records`."""
-    encode, note = _encoder(data, model, files)
-    with files[data].open() as lines:
-        skipped = instructions.check_records(instructions.lines_of(lines), encode, max_length=max_length, name=data)
-    passed_over = (
-        f"{data}: {skipped} records are passed over, for before their answer begins they have max_length = "
-        f"{max_length} tokens already"
-    )
-    return [*([note] if note else []), *([passed_over] if skipped else [])]
-
-
-def _encoder(data: str, model: str, files: Mapping[str, PlainFile]) -> tuple[Callable[[str], list[int]] | None, str]:
-    """Return what turns text into tokens as the run will; None where this machine cannot, and a note of that."""
-    if model.startswith("config:"):
-        return instructions.ByteTokenizer().encode, ""
-    unchecked = f"the lengths of {data}'s records were not checked against max_length: "
-    name = f"{_folder(model)}/tokenizer.json"
-    if name not in files or files[name].bytes > _MAX_TOKENIZER_BYTES:
-        return None, unchecked + f"the model has no {name}"
-    if importlib.util.find_spec("tokenizers") is None:
-        return None, unchecked + "the distribution 'tokenizers' is not installed here"
-    from tokenizers import Tokenizer
-
-    with files[name].open() as stream:
-        content = stream.read()
-    try:
-        found = Tokenizer.from_buffer(content)
-    except Exception as error:  # what its parser raises has no type of its own
-        raise job_invalid(f"{name} is no tokenizer: {str(error).splitlines()[0]}") from None
-
-    def encode(text: str) -> list[int]:
-        try:
-            return list(found.encode(text, add_special_tokens=False).ids)
-        except (KeyboardInterrupt, MemoryError):
-            raise
-        except BaseException as error:  # a panic of its parser is no Exception
-            raise ValueError(str(error).splitlines()[0]) from None
-
-    return encode, ""
-
-
-def _folder(model: str) -> str:
+def folder_of(model: str) -> str:
+    """Return the folder of the package that a job's `inputs:FOLDER` names."""
     return model.removeprefix("inputs:").strip("/")
 
 

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.task.handle import Task
 from glasshouse.workloads.builtin import weights
-from glasshouse.workloads.builtin.instructions import ByteTokenizer, HubTokenizer, Tokenizer
+from glasshouse.workloads.builtin.encoding import ByteTokenizer, Tokenizer
 from glasshouse.workloads.builtin.lora_params import LoraParams
 from glasshouse.workloads.builtin.model_files import QWEN2, SIDE_FILES, weight_files
 from glasshouse.workloads.job_keys import job_invalid
@@ -43,7 +43,9 @@ def base_model(task: Task, params: LoraParams, device: torch.device) -> tuple[An
         model, tokenizer = _packed_model(task, rest.strip("/"), dtype, device, attention)
     else:
         model, tokenizer = _hub_model(params, dtype, attention)
-    return model.to(device), HubTokenizer(tokenizer)
+    if not tokenizer("".join(map(chr, range(33, 127))), add_special_tokens=False)["input_ids"]:  # printable, and none
+        raise job_invalid("the model's tokenizer has no vocabulary: is tokenizer.json missing?")
+    return model.to(device), tokenizer
 
 
 def random_model(name: str, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:

@@ -1,0 +1,334 @@
+"""From records to token ids, and which of them count in the loss: exactly as TRL's SFTTrainer has them.
+
+Source: trl 1.16, `SFTTrainer._prepare_dataset`, which is what the tests compare with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+from glasshouse.errors import UsageError
+from glasshouse.workloads.builtin.data_forms import Record, Text, lines_of, records
+from glasshouse.workloads.builtin.lora_params import LoraParams
+from glasshouse.workloads.builtin.model_files import SIDE_FILES, folder_of
+from glasshouse.workloads.job_keys import job_invalid
+from glasshouse.workloads.params import PlainFile
+from glasshouse.workloads.requirements import lacking
+
+_MAX_TOKENIZER_BYTES = 256 << 20
+# What an owner waits for; a chat takes a template some milliseconds.
+_TRIED_S = 20.0
+# What reads a chat template in a sandbox that holds: escapes are known of older ones (as transformers says).
+_READERS = ("transformers>=4.56", "jinja2>=3.1.6")
+_TEMPLATES = "additional_chat_templates"
+
+_CONFIG = "tokenizer_config.json"
+_NO_TEMPLATE = "put one beside the model as chat_template.jinja, or give texts as prompt and completion"
+_NO_CHAT = "completion_only_loss, which is on unless you turn it off, leaves the prompt out of the loss"
+_MARKERS = (
+    "mark the assistant's turns in the model's chat_template.jinja with {% generation %} … {% endgeneration %}, or set "
+    "assistant_only_loss = false"
+)
+
+
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer; those of transformers have it."""
+
+    eos_token: str | None
+    eos_token_id: int | None
+    pad_token_id: int | None
+    chat_template: Any
+
+    def __call__(self, text: str) -> Any:
+        """Return the ``input_ids`` of a text, with the special tokens that the model begins and ends with."""
+        ...
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], /, **options: Any) -> Any:
+        """Return the ``input_ids`` of a chat, and ``assistant_masks`` where they are asked for."""
+        ...
+
+
+class ByteTokenizer:
+    """The tokenizer of `config:` models: 0 pads, 1 ends, byte b of the text's UTF-8 is b + 2."""
+
+    eos_token: str | None = "</s>"  # noqa: S105 - as a text
+    eos_token_id: int | None = 1
+    pad_token_id: int | None = 0
+    chat_template: Any = None
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        content = text.removesuffix("</s>")
+        return {"input_ids": [byte + 2 for byte in content.encode("utf-8")] + [1] * (content != text)}
+
+    def apply_chat_template(self, _messages: list[dict[str, Any]], /, **_options: Any) -> Any:
+        """Refuse: raises ValueError."""
+        raise ValueError("the built-in architectures have no chat template")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoder:
+    """Turns records into tokens, by a model's own tokenizer."""
+
+    tokenizer: Tokenizer
+    completion_only_loss: bool = True
+    assistant_only_loss: bool = False
+
+    def encode(self, record: Record, where: str) -> tuple[list[int], list[bool]]:
+        """Return the ids of a record, and which of them count in the loss.
+
+        Raises:
+            UsageError: `job-invalid`, naming `where`: the template or the tokenizer refuses it, or it has no turn of
+                an assistant's where only those count.
+        """
+        if self.assistant_only_loss and not record.is_chat:
+            raise job_invalid(f"{where} is no chat, and assistant_only_loss is set", hint=_NO_CHAT)
+        if not record.is_chat and self.tokenizer.eos_token is None:
+            raise job_invalid(
+                f"{where} is a text, and the model's tokenizer has no token that ends one",
+                hint="name one as eos_token in the model's tokenizer_config.json",
+            )
+        try:
+            ids, counted = self._encoded(record, where)
+        except (KeyboardInterrupt, MemoryError, UsageError):
+            raise
+        except BaseException as error:  # a panic of the tokenizer's parser is no Exception; a template raises anything
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            if record.is_chat and not self.tokenizer.chat_template:
+                raise job_invalid(f"{where} is a chat, and the model has no chat template", hint=_NO_TEMPLATE) from None
+            what = "tokenizer, or its chat template," if record.is_chat else "tokenizer"
+            raise job_invalid(
+                f"{where}: the model's {what} gives up on it: {reason}",
+                hint="mend that record, or take it out; where it is every record, look at the model's files",
+            ) from None
+        if not ids:
+            raise job_invalid(f"{where}: the model's tokenizer makes no token of it")
+        return ids, counted
+
+    def _encoded(self, record: Record, where: str) -> tuple[list[int], list[bool]]:
+        completion, prompt = record.completion, record.prompt
+        if isinstance(completion, str):
+            end = self.tokenizer.eos_token or ""
+            completion = completion if completion.endswith(end) else completion + end
+        whole: Any = completion if prompt is None else prompt + completion  # type: ignore[operator]  # both of a kind
+        masks = self.assistant_only_loss and record.is_chat
+        encoded = self._tokens(record, whole, **({"return_assistant_tokens_mask": True} if masks else {}))
+        ids = list(encoded["input_ids"])
+        counted = [bool(one) for one in encoded["assistant_masks"]] if masks else [True] * len(ids)
+        if masks and not any(counted):
+            raise job_invalid(f"{where}: assistant_only_loss is set, and no token is an assistant's", hint=_MARKERS)
+        if prompt is not None and self.completion_only_loss:
+            # Where the two part is where the completion begins: a template may write a prompt otherwise when it ends
+            # there, and tokens may merge over the boundary.
+            asked = self._tokens(record, prompt, **({"add_generation_prompt": True} if record.is_chat else {}))
+            pairs = zip(asked["input_ids"], ids, strict=False)
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            counted[:shared] = [False] * shared
+        return ids, counted
+
+    def _tokens(self, record: Record, text: Text, **options: Any) -> Any:
+        """Tokenise once: what a template wrote and is tokenised again would have its first token twice."""
+        if isinstance(text, str):
+            return self.tokenizer(text)
+        # Given in words of TRL's: the template's own arguments, then what is asked of it.
+        return self.tokenizer.apply_chat_template(
+            text, tokenize=True, return_dict=True, tools=record.tools, **record.template, **options
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class Examples:
+    """Encoded records behind each other: five bytes a token, however large the text was.
+
+    Attributes:
+        cut: records that were longer than `max_length`.
+        masked: records that are left out, because none of their tokens would count in the loss.
+        untried: records of which only the form was looked at.
+    """
+
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    counted: bytearray = field(default_factory=bytearray)  # 1 for each of `ids` that counts in the loss
+    ends: array[int] = field(default_factory=lambda: array("q"))  # of each example, in `ids`
+    cut: int = 0
+    masked: int = 0
+    untried: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __str__(self) -> str:
+        """Return what a log says of them."""
+        return (
+            f"{len(self):,} examples of {len(self.ids):,} tokens, {sum(self.counted):,} of which count in the loss; "
+            f"{self.cut:,} cut at max_length, {self.masked:,} skipped"
+        )
+
+    def example(self, index: int) -> tuple[array[int], bytearray]:
+        """Return the ids of an example, and a 1 for each that counts in the loss."""
+        start = self.ends[index - 1] if index else 0
+        return self.ids[start : self.ends[index]], self.counted[start : self.ends[index]]
+
+
+def encode_records(
+    lines: Iterable[bytes], tokenizer: Tokenizer, params: LoraParams, *, within_s: float = math.inf
+) -> Examples:
+    """Encode the records of a file.
+
+    Args:
+        within_s: when to leave it at the form of further ones.
+
+    Raises:
+        UsageError: `job-invalid`: as `records` and `Encoder.encode`, or why no record is left to train on.
+    """
+    encoder = Encoder(
+        tokenizer=tokenizer,
+        completion_only_loss=params.completion_only_loss,
+        assistant_only_loss=params.assistant_only_loss,
+    )
+    examples, shortest, deadline_s = Examples(), 0, time.monotonic() + within_s
+    for where, record in records(lines, params.data):
+        if time.monotonic() > deadline_s:
+            examples.untried += 1
+            continue
+        ids, counted = encoder.encode(record, where)
+        examples.cut += len(ids) > params.max_length
+        if True in counted[: params.max_length]:
+            examples.ids.extend(ids[: params.max_length])
+            examples.counted.extend(counted[: params.max_length])
+            examples.ends.append(len(examples.ids))
+        else:
+            examples.masked += 1
+            if True in counted:
+                shortest = min(counted.index(True), shortest or len(counted))
+    if not len(examples) and not examples.untried:
+        if not shortest:
+            raise job_invalid(
+                f"{params.data} has no usable record: no token of the {examples.masked} counts in the loss",
+                hint="of a record, what comes after its prompt counts, or what the assistant says in it",
+            )
+        raise job_invalid(
+            f"{params.data} has no usable record: all are too long ({examples.masked} of them); max_length is "
+            f"{params.max_length} tokens, and the shortest has {shortest} before the first that counts in the loss",
+            hint=f"raise max_length in [params] beyond {shortest}, with room for what is to be learnt",
+        )
+    return examples
+
+
+def check_data(params: LoraParams, files: Mapping[str, PlainFile]) -> list[str]:
+    """Check an input of records; return what could not be checked here and what is passed over.
+
+    Raises:
+        UsageError: as `encode_records`.
+    """
+    tokenizer, note = _tokenizer(params, files)
+    with files[params.data].open() as stream:
+        lines = lines_of(stream)
+        if tokenizer is None:
+            for _ in records(lines, params.data):
+                pass
+            return [note]
+        found = encode_records(lines, tokenizer, params, within_s=_TRIED_S)
+    _check_config(found, params, files)
+    notes = []
+    if "strftime_now" in str(tokenizer.chat_template):
+        notes.append("the model's chat template writes the date into chats: tokens differ from day to day")
+    if found.masked:
+        notes.append(
+            f"{params.data}: {found.masked} records are passed over: none of their first {params.max_length} tokens "
+            "counts in the loss"
+        )
+    if found.untried:
+        notes.append(f"{params.data}: the last {found.untried} records were read, and not tried with the tokenizer")
+    return notes
+
+
+def _tokenizer(params: LoraParams, files: Mapping[str, PlainFile]) -> tuple[Any, str]:
+    """Return the tokenizer that the run will have; None where this machine cannot, and a note of that."""
+    if params.model.startswith("config:"):
+        return ByteTokenizer(), ""
+    unchecked = f"the records of {params.data} were read, and not tried with the model's tokenizer: "
+    folder = folder_of(params.model)
+    sides = {
+        name.removeprefix(f"{folder}/"): file
+        for name, file in files.items()
+        if name.startswith(f"{folder}/") and _is_of_tokenizer(name.removeprefix(f"{folder}/"))
+    }
+    if "tokenizer.json" not in sides:
+        return None, unchecked + f"the model has no {folder}/tokenizer.json"
+    if sum(file.bytes for file in sides.values()) > _MAX_TOKENIZER_BYTES:
+        return None, unchecked + f"its files have more than {_MAX_TOKENIZER_BYTES >> 20} MiB"
+    if missing := lacking(_READERS):
+        return None, unchecked + "this machine lacks " + "; ".join(missing)
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # what it finds is said once, in words of ours
+
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / _TEMPLATES).mkdir()
+        for name, file in sides.items():
+            with file.open() as stream:
+                Path(scratch, name).write_bytes(_without_files(stream.read()) if name == _CONFIG else stream.read())
+        try:
+            # A chat template is a program of the model's; transformers runs it in a sandbox of jinja's.
+            return AutoTokenizer.from_pretrained(scratch, trust_remote_code=False), ""
+        except Exception as error:  # what its parser raises has no type of its own
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise job_invalid(f"{folder} has no tokenizer that transformers can load: {reason}") from None
+        finally:
+            logging.set_verbosity(before)
+
+
+def _is_of_tokenizer(name: str) -> bool:
+    """Return whether a file of a model's folder, by its name there, is read with its tokenizer."""
+    known = name.endswith(SIDE_FILES) and not name.endswith(".index.json")
+    return known and ("/" not in name or PurePosixPath(name).parent == PurePosixPath(_TEMPLATES))
+
+
+def _without_files(data: bytes) -> bytes:
+    """Return a tokenizer's configuration without the names of files, which some releases open wherever they lie."""
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+    if not isinstance(values, dict):
+        return data
+    return json.dumps({key: value for key, value in values.items() if not key.endswith("_file")}).encode()
+
+
+def check_ids(examples: Examples, known: int, name: str) -> None:
+    """Refuse tokens of a file's records that a model, with `known` embeddings, has none for; raises `UsageError`."""
+    most = max(examples.ids, default=0)
+    if most >= known:
+        raise job_invalid(
+            f"the tokenizer gives the token {most} to a record of {name}, and the model has {known} of them",
+            hint="pack the tokenizer that belongs to the model, or a model whose embeddings were resized for it",
+        )
+
+
+def _check_config(found: Examples, params: LoraParams, files: Mapping[str, PlainFile]) -> None:
+    name = f"{folder_of(params.model)}/config.json"
+    if params.model.startswith("config:") or name not in files:
+        return
+    with files[name].open() as stream:
+        try:
+            known = json.load(stream).get("vocab_size")
+        except (ValueError, RecursionError, AttributeError):
+            return
+    if isinstance(known, int):
+        check_ids(found, known, params.data)
+
+
+def padding(tokenizer: Tokenizer) -> int:
+    """Return the id that fills up a batch; neither attention nor loss sees it."""
+    known = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(one for one in known if one is not None)
