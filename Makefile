@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# One test process more than the machine has cores, up to eight: a third of a test's time is waiting for others.
-PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
+# Two test processes more than the machine has cores, up to eight: a third of a test's time is waiting for others.
+PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, 2 + (os.cpu_count() or 1)))')
 PYTEST = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal
 # These fork their own process in nearly every test, and a fork costs what the process holds: run first, by processes
 # that never import PyTorch, they take a quarter of the processor time.
