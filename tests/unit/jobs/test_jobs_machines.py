@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,11 +26,9 @@ from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.jobs.verify.conclusion import (
     INVALID,
     NO_RECEIPT,
-    Conclusion,
     check_group,
     conclude_again,
     conclude_run,
-    together,
 )
 from glasshouse.jobs.verify.documents import verify_file
 from glasshouse.jobs.verify.publish import make_artifact
@@ -319,14 +317,6 @@ def test_a_run_that_fails_before_it_is_placed_is_ended_on_every_machine(run: Run
     assert [folder.load().phase for folder in run.folders] == [Phase.ENDED, Phase.ENDED]
 
 
-def test_what_still_runs_on_any_machine_is_told_whichever_is_to_blame() -> None:
-    lost = Conclusion(outcome=Outcome.LOST, code=None, verdict=NO_RECEIPT, problem="none of its processes is left")
-    alive = replace(lost, problem="end them with: kill -9 7")
-    assert together([lost, alive], first=(0, 1)).problem == (
-        "machine 0: none of its processes is left; machine 1: end them with: kill -9 7"
-    )
-
-
 def test_a_second_look_tells_the_same_story(run: Run) -> None:
     first = Played([run.tells(0, 3, **REFUSED, code=Code.RANK_REFUSED)])
     ended = run.supervise(first, Played([*nothing(1), lambda: -9]))
@@ -463,30 +453,6 @@ def test_what_makes_receipts_one_group(run: Run, tmp_path: Path) -> None:
         with pytest.raises(VerificationError) as caught:
             check_group([zero, other])  # type: ignore[list-item]
         assert caught.value.code is Code.GROUP_MISMATCH
-
-
-def end(outcome: Outcome, code: Code | None = None, verdict: str = "not-completed") -> Conclusion:
-    return Conclusion(outcome=outcome, code=code, verdict=verdict)
-
-
-GOOD = end(Outcome.COMPLETED, verdict="good")
-
-
-@pytest.mark.parametrize(
-    ("ends", "first", "blamed", "exit_code"),
-    [
-        ([GOOD, GOOD], (), None, ExitCode.DONE),
-        ([GOOD, end(Outcome.COMPLETED, verdict="incomplete")], (), None, ExitCode.INCOMPLETE),
-        ([GOOD, end(Outcome.RESIDUE, Code.RESIDUE_FOUND)], (), 1, ExitCode.RESIDUE),
-        ([end(Outcome.FAILED, Code.SCRIPT_FAILED)] * 2, (1, 0), 1, ExitCode.RUN_FAILED),
-        ([end(Outcome.REFUSED, Code.RANK_REFUSED)] * 2, (), 0, ExitCode.REFUSED),
-        ([GOOD, end(Outcome.LOST, verdict=INVALID)], (), 1, ExitCode.VERIFICATION_FAILED),
-    ],
-)
-def test_how_ends_add_up(ends: list[Conclusion], first: Iterable[int], blamed: int | None, exit_code: ExitCode) -> None:
-    found = together(ends, first=tuple(first))
-    assert (found.blamed, found.exit_code) == (blamed, exit_code)
-    assert found.machines == tuple(ends)
 
 
 def test_a_record_from_before_there_were_groups_is_read(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""From records to token ids, and which of them count in the loss: exactly as TRL's SFTTrainer has them.
+"""From records to token ids, and which of them count in the loss: as TRL's SFTTrainer, but for what is refused.
 
 Source: trl 1.16, `SFTTrainer._prepare_dataset`, which is what the tests compare with.
 """
@@ -79,8 +79,8 @@ class Encoder:
     """Turns records into tokens, by a model's own tokenizer."""
 
     tokenizer: Tokenizer
-    completion_only_loss: bool = True
-    assistant_only_loss: bool = False
+    completion_only_loss: bool
+    assistant_only_loss: bool
 
     def encode(self, record: Record, where: str) -> tuple[list[int], list[bool]]:
         """Return the ids of a record, and which of them count in the loss.
@@ -272,7 +272,6 @@ def _tokenizer(params: LoraParams, files: Mapping[str, PlainFile]) -> tuple[Any,
 
     before = logging.get_verbosity()
     logging.set_verbosity_error()  # what it finds is said once, in words of ours
-
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / _TEMPLATES).mkdir()
         for name, file in sides.items():
@@ -324,7 +323,7 @@ def _check_config(found: Examples, params: LoraParams, files: Mapping[str, Plain
             known = json.load(stream).get("vocab_size")
         except (ValueError, RecursionError, AttributeError):
             return
-    if isinstance(known, int):
+    if type(known) is int:
         check_ids(found, known, params.data)
 
 
