@@ -18,7 +18,7 @@ from glasshouse.workloads.process.job_control import JobControl, Result
 
 MODULES = {
     "mlp": "glasshouse.workloads.builtin.mlp",
-    "lora": "glasshouse.workloads.builtin.lora",
+    "lora": "glasshouse.workloads.lora.lora",
     "script": "glasshouse.workloads.builtin.script",
 }
 """The module of each."""

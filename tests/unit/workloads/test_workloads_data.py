@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.workloads.builtin.data_forms import Record, records
-from glasshouse.workloads.builtin.encoding import ByteTokenizer, Examples, encode_records
-from glasshouse.workloads.builtin.lora_params import LoraParams
 from glasshouse.workloads.builtin.mlp import read_csv
+from glasshouse.workloads.lora.data_forms import Record, records
+from glasshouse.workloads.lora.encoding import ByteTokenizer, Examples, encode_records
+from glasshouse.workloads.lora.lora_params import LoraParams
 
 FORMS = "each line is one JSON object with messages; or prompt and completion; or text; or instruction and output"
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import UsageError
-from glasshouse.workloads.builtin import encoding
-from glasshouse.workloads.builtin.encoding import Examples, check_data, encode_records, padding
-from glasshouse.workloads.builtin.lora_params import LoraParams
+from glasshouse.workloads.lora import encoding
+from glasshouse.workloads.lora.encoding import Examples, check_data, encode_records, padding
+from glasshouse.workloads.lora.lora_params import LoraParams
 from simulators import hub_tokenizers
 from tools.plain_files import Packed
 

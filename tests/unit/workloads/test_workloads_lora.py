@@ -15,8 +15,9 @@ import torch
 from safetensors.torch import load, save
 
 from glasshouse.errors import Code, GlasshouseError, PlatformError, RunError, UsageError
-from glasshouse.workloads.builtin import lora, training
-from glasshouse.workloads.builtin.lora_params import LoraParams
+from glasshouse.workloads.builtin import training
+from glasshouse.workloads.lora import lora
+from glasshouse.workloads.lora.lora_params import LoraParams
 from glasshouse.workloads.process import environment
 from glasshouse.workloads.process.job_control import JobControl, Result
 from glasshouse.workloads.registry import parse
@@ -36,7 +37,7 @@ TINY = {"model": "config:qwen2-tiny", "dtype": "float32", "steps": 3, "batch_siz
 
 
 def random_model(name: str, dtype: torch.dtype, device: torch.device) -> Any:
-    from glasshouse.workloads.builtin import models
+    from glasshouse.workloads.lora import models
 
     return models.random_model(name, dtype, device)
 
@@ -51,7 +52,7 @@ def run(tmp_path: Path, files: dict[str, bytes] | None = None, **params: Any) ->
 
 @pytest.mark.parametrize(("name", "expected"), [("qwen2.5-0.5b", 270_336), ("qwen2.5-7b", 1_261_568)])
 def test_the_default_adapter_has_the_published_number_of_parameters(name: str, expected: int) -> None:
-    from glasshouse.workloads.builtin import models
+    from glasshouse.workloads.lora import models
 
     model = random_model(name, torch.bfloat16, torch.device("meta"))
     params = parse("lora", {"model": f"config:{name}"})
@@ -159,7 +160,7 @@ def test_checkpoints_leave_on_the_way(tmp_path: Path) -> None:
 def test_a_loss_that_is_no_number_ends_the_run_and_no_adapter_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from glasshouse.workloads.builtin import models
+    from glasshouse.workloads.lora import models
 
     make = models.attach
 
@@ -196,7 +197,7 @@ def test_only_the_answer_counts_in_the_loss(tmp_path: Path) -> None:
     # The same answers behind different prompts: what is trained on is not the prompt.
     task, params, _ = recorded_task("lora", TINY, {}, tmp_path)
     assert isinstance(params, LoraParams)
-    from glasshouse.workloads.builtin.encoding import ByteTokenizer, encode_records
+    from glasshouse.workloads.lora.encoding import ByteTokenizer, encode_records
 
     tokenizer = ByteTokenizer()
     examples = encode_records(RECORDS.splitlines(), tokenizer, params)
@@ -237,7 +238,7 @@ def packed_model(folder: Path, *, shards: bool = False) -> dict[str, bytes]:
 def test_a_model_from_the_package_has_its_own_weights(tmp_path: Path, shards: bool) -> None:
     from transformers import AutoModelForCausalLM
 
-    from glasshouse.workloads.builtin.models import base_model
+    from glasshouse.workloads.lora.models import base_model
 
     files = packed_model(tmp_path / "model", shards=shards)
     assert any("index" in name for name in files) is shards

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.wire.canonical import decode, encode
-from glasshouse.workloads.builtin.lora_params import LoraParams
 from glasshouse.workloads.builtin.mlp import MlpParams
 from glasshouse.workloads.builtin.script import ScriptParams
+from glasshouse.workloads.lora.lora_params import LoraParams
 from glasshouse.workloads.registry import MODULES, canonical, load, parse
 
 KINDS = tuple(MODULES)

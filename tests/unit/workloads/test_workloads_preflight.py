@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.workloads.builtin import encoding
-from glasshouse.workloads.builtin.model_files import LINEAR
+from glasshouse.workloads.lora import encoding
+from glasshouse.workloads.lora.model_files import LINEAR
 from glasshouse.workloads.registry import examine, parse
 from tools.plain_files import Packed
 
@@ -257,7 +257,7 @@ def test_where_no_framework_is_installed_what_needs_none_is_checked(monkeypatch:
 
 def test_the_layers_of_the_architectures_are_those_that_the_models_have() -> None:
     torch = pytest.importorskip("torch")
-    from glasshouse.workloads.builtin.models import random_model
+    from glasshouse.workloads.lora.models import random_model
 
     for name in ("qwen2-tiny", "qwen2.5-7b"):
         model = random_model(name, torch.float32, torch.device("meta"))

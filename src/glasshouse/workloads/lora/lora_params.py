@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Self
 
-from glasshouse.workloads.builtin.model_files import QWEN2
 from glasshouse.workloads.job_keys import FLAG, choice, integer, number, text, texts
+from glasshouse.workloads.lora.model_files import QWEN2
 from glasshouse.workloads.params import COUNT, NAME, SECONDS, DeviceParams
 
 _HUB = "[A-Za-z0-9][A-Za-z0-9._-]*"

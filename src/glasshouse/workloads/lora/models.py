@@ -16,10 +16,10 @@ from transformers.utils import logging as transformers_logging
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.task.handle import Task
 from glasshouse.workloads.builtin import weights
-from glasshouse.workloads.builtin.encoding import ByteTokenizer, Tokenizer
-from glasshouse.workloads.builtin.lora_params import LoraParams
-from glasshouse.workloads.builtin.model_files import QWEN2, SIDE_FILES, weight_files
 from glasshouse.workloads.job_keys import job_invalid
+from glasshouse.workloads.lora.encoding import ByteTokenizer, Tokenizer
+from glasshouse.workloads.lora.lora_params import LoraParams
+from glasshouse.workloads.lora.model_files import QWEN2, SIDE_FILES, weight_files
 from glasshouse.workloads.process import environment
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

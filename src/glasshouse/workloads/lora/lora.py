@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from glasshouse.task.handle import Task
-from glasshouse.workloads.builtin.lora_params import LoraParams
+from glasshouse.workloads.lora.lora_params import LoraParams
 from glasshouse.workloads.params import Example, PlainFile
 from glasshouse.workloads.process.job_control import JobControl, Result
 
@@ -31,7 +31,7 @@ _IGNORED = -100  # the label that the loss passes over
 
 def examine(params: LoraParams, files: Mapping[str, PlainFile]) -> list[str]:
     """Check model and records; raises as `registry.examine`."""
-    from glasshouse.workloads.builtin import encoding, model_files
+    from glasshouse.workloads.lora import encoding, model_files
 
     notes = model_files.check_model(params.model, params.target_modules, files)
     return notes + encoding.check_data(params, files)
@@ -57,9 +57,10 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     """
     import torch
 
-    from glasshouse.workloads.builtin import models, training
-    from glasshouse.workloads.builtin.data_forms import lines_of
-    from glasshouse.workloads.builtin.encoding import check_ids, encode_records, padding
+    from glasshouse.workloads.builtin import training
+    from glasshouse.workloads.lora import models
+    from glasshouse.workloads.lora.data_forms import lines_of
+    from glasshouse.workloads.lora.encoding import check_ids, encode_records, padding
 
     # Addressed to peft's developers, not to the owner who reads the log.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -94,7 +95,8 @@ def _train(task: Task, params: LoraParams, model: Any, batches: Iterator[dict[st
     """Take the steps. Losses are checked one step late: a GPU is never waited for with nothing left to do."""
     import torch
 
-    from glasshouse.workloads.builtin import models, training
+    from glasshouse.workloads.builtin import training
+    from glasshouse.workloads.lora import models
     from glasshouse.workloads.measurement.measured_steps import ranges
 
     phase = ranges(params.profile)

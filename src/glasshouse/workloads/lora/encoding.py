@@ -17,10 +17,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from glasshouse.errors import UsageError
-from glasshouse.workloads.builtin.data_forms import Record, Text, lines_of, records
-from glasshouse.workloads.builtin.lora_params import LoraParams
-from glasshouse.workloads.builtin.model_files import SIDE_FILES, folder_of
 from glasshouse.workloads.job_keys import job_invalid
+from glasshouse.workloads.lora.data_forms import Record, Text, lines_of, records
+from glasshouse.workloads.lora.lora_params import LoraParams
+from glasshouse.workloads.lora.model_files import SIDE_FILES, folder_of
 from glasshouse.workloads.params import PlainFile
 from glasshouse.workloads.requirements import lacking
 
