@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, cast
 
 from glasshouse.task.handle import Task
@@ -33,6 +33,10 @@ class Workload(Protocol):
 
     def examine(self, params: Any, files: Mapping[str, PlainFile]) -> list[str]:
         """Check what will be packed under these names; see `registry.examine`."""
+        ...
+
+    def requirements(self, params: Any, names: Iterable[str]) -> Mapping[str, str]:
+        """Return what else a job with inputs of these names requires, each with what would do instead."""
         ...
 
     def warm(self) -> None:

@@ -195,7 +195,7 @@ def test_a_file_that_changes_while_it_is_sealed_leaves_nothing(
     [
         ("script", {"script": "other.py"}, "params.script"),
         ("mlp", {"data": "absent.csv"}, "params.data"),
-        ("lora", {"model": "config:qwen2-tiny", "data": "absent.jsonl"}, "params.data"),
+        ("lora", {"model": "config:qwen2-tiny", "data": "absent.jsonl"}, "[params] names the records 'absent.jsonl'"),
         ("lora", {"model": "inputs:weights", "data": "data/rows.csv"}, "params.model"),
     ],
 )
@@ -214,16 +214,17 @@ def test_a_package_of_another_owner_is_refused(job: Job, home: Home, identity: I
     assert refused.value.code is Code.PACKAGE_OWNER
 
 
-def unsealed_params(sealed: Sealed, home: Home, identity: Identity) -> tuple[str, dict[str, Json]]:
+def unsealed(sealed: Sealed, home: Home, identity: Identity) -> tuple[str, dict[str, Json], list[str]]:
     manifest = sealed.manifest
     key = KeyStore(home.keys).get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing)
     with sealed.path.open("rb") as stream:
-        return manifest.workload, Package.open(stream, owner_signing=identity.signing.public).unlock(key).job
+        index = Package.open(stream, owner_signing=identity.signing.public).unlock(key)
+    return manifest.workload, index.job, [asset.path for asset in index.assets]
 
 
 def machine_checked(job: Job, home: Home, identity: Identity) -> None:
     """Seal a job, and have the machine looked at as `run` does before the broker is asked for anything."""
-    check_machine(*unsealed_params(sealed_job(job, home, identity), home, identity))
+    check_machine(*unsealed(sealed_job(job, home, identity), home, identity))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_another_machine_says_what_it_has_and_is_not_told_what_the_job_needs(
 
     sealed = sealed_job(replace(job, workload=workload, params=params), home, identity)
     with pytest.raises(UsageError, match=said) as refused:
-        check_machine(*unsealed_params(sealed, home, identity), Lab())
+        check_machine(*unsealed(sealed, home, identity), Lab())
     assert refused.value.code in (Code.REQUIREMENT_MISSING, Code.DEVICE_MISSING)
     assert refused.value.hint
 

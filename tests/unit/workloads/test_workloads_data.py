@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.workloads.builtin.mlp import read_csv
-from glasshouse.workloads.lora.data_forms import Record, records
+from glasshouse.workloads.lora.data_forms import Record, read_records
 from glasshouse.workloads.lora.encoding import ByteTokenizer, Examples, encode_records
 from glasshouse.workloads.lora.lora_params import LoraParams
 
-FORMS = "each line is one JSON object with messages; or prompt and completion; or text; or instruction and output"
+FORMS = "one JSON object, or each row of a table one record, with messages; or prompt and completion; or text; or instr"
 
 
 CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -28,11 +28,15 @@ def lines(*given: object) -> list[bytes]:
 
 
 def read(*given: object) -> list[Record]:
-    return [record for _, record in records(lines(*given), "t")]
+    return [record for _, record in placed(lines(*given))]
+
+
+def placed(given: list[bytes]) -> Iterator[tuple[str, Record]]:
+    return read_records(lambda _: io.BytesIO(b"".join(given)), ["t"], "t")
 
 
 def encoded(given: list[bytes], **params: Any) -> Examples:
-    return encode_records(given, ByteTokenizer(), LoraParams.read({"model": "config:qwen2-tiny", "data": "t"} | params))
+    return encode_records(placed(given), "t", ByteTokenizer(), LoraParams.read({"model": "config:qwen2-tiny"} | params))
 
 
 def text_of(ids: Iterable[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import warnings
@@ -12,6 +13,7 @@ import pytest
 
 from glasshouse.errors import UsageError
 from glasshouse.workloads.lora import encoding
+from glasshouse.workloads.lora.data_forms import read_records
 from glasshouse.workloads.lora.encoding import Examples, check_data, encode_records, padding
 from glasshouse.workloads.lora.lora_params import LoraParams
 from simulators import hub_tokenizers
@@ -132,7 +134,8 @@ def trl_encodes(
 
 def ours(given: list[dict[str, Any]], tokenizer: Any, *, max_length: int = 1 << 20, **options: Any) -> Examples:
     params = LoraParams.read({"model": "config:qwen2-tiny", "max_length": max_length, **options})
-    return encode_records([json.dumps(record).encode() for record in given], tokenizer, params)
+    data = "".join(json.dumps(record) + "\n" for record in given).encode()
+    return encode_records(read_records(lambda _: io.BytesIO(data), ["t"], "t"), "t", tokenizer, params)
 
 
 def labelled(examples: Examples) -> list[tuple[list[int], list[int]]]:
@@ -225,7 +228,7 @@ def test_what_a_model_cannot_write_is_named_with_the_mend(
     kind: str, record: dict[str, Any], options: dict[str, bool], words: str, hint: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        ours([record], hub_tokenizers.tokenizer(kind), data="t", **options)
+        ours([record], hub_tokenizers.tokenizer(kind), **options)
     assert words in refused.value.message
     assert hint in refused.value.hint
 

@@ -5,6 +5,7 @@ The libraries are imported by the tests that use them: at the top, each process 
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -197,10 +198,12 @@ def test_only_the_answer_counts_in_the_loss(tmp_path: Path) -> None:
     # The same answers behind different prompts: what is trained on is not the prompt.
     task, params, _ = recorded_task("lora", TINY, {}, tmp_path)
     assert isinstance(params, LoraParams)
+    from glasshouse.workloads.lora.data_forms import read_records
     from glasshouse.workloads.lora.encoding import ByteTokenizer, encode_records
 
     tokenizer = ByteTokenizer()
-    examples = encode_records(RECORDS.splitlines(), tokenizer, params)
+    found = read_records(lambda _: io.BytesIO(RECORDS), ["t"], "t")
+    examples = encode_records(found, "t", tokenizer, params)
     batch = next(lora._batches(torch, examples, 0, params, torch.device("cpu")))
     counted = [row[row != -100].tolist() for row in batch["labels"]]
     assert {tuple(row) for row in counted} <= {tuple(tokenizer(f"{word}</s>")["input_ids"]) for word in ("yes", "no")}

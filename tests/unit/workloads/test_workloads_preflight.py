@@ -244,7 +244,7 @@ def test_where_no_framework_is_installed_what_needs_none_is_checked(monkeypatch:
     find = importlib.util.find_spec
     absent = {"torch", "transformers"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in absent else find(name))
-    monkeypatch.setattr(encoding, "lacking", lambda wanted: [f"{wanted[1]} is not installed"])
+    monkeypatch.setattr(encoding, "lacking", lambda wanted: [f"{one} is not installed" for one in [*wanted][1:]])
     notes = looked("lora", PACKED, packed({"tokenizer.json": b"{}"}))
     assert notes == [
         "base/config.json was read and not tried: transformers is not installed here",

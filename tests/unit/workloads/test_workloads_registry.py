@@ -31,6 +31,10 @@ class Params(Common):
 
 def examine(params, files):
     return [f"{params.data} has {files[params.data].bytes} bytes"]
+
+
+def requirements(params, names):
+    return {"sorted": "sort by hand"} if params.bins > 3 else {}
 """
 
 NEW = r"""

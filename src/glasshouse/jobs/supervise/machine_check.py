@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.owner.installation import install_command
@@ -14,8 +14,12 @@ from glasshouse.workloads.registry import parse as parse_params
 from glasshouse.workloads.requirements import lacking, old_driver
 
 
-def check_machine(workload: str, job: Mapping[str, Json], place: Place | None = None) -> None:
+def check_machine(workload: str, job: Mapping[str, Json], names: Iterable[str], place: Place | None = None) -> None:
     """Refuse a machine, None for this one, that lacks what the job needs, before anything is sent and its key released.
+
+    Args:
+        job: its `[params]`.
+        names: of its inputs.
 
     What the job needs stays here: it is sealed. The machine lists what it has.
 
@@ -24,8 +28,9 @@ def check_machine(workload: str, job: Mapping[str, Json], place: Place | None = 
         PeerError, PlatformError: as `Place.installed`.
     """
     params = parse_params(workload, job)
-    requirements: tuple[str, ...] = getattr(params, "requirements", ())
-    if not load(workload).FRAMEWORKS and not requirements:
+    module = load(workload)
+    needed = module.requirements(params, names)
+    if not module.FRAMEWORKS and not needed:
         return
     installed = None if place is None else place.installed()
     name = "this machine" if place is None or installed is None else place.name
@@ -36,11 +41,11 @@ def check_machine(workload: str, job: Mapping[str, Json], place: Place | None = 
             f"{name} lacks what {workload} trains with: {', '.join(missing)}",
             hint=install_command() if installed is None else f"install it {where}",
         )
-    if missing := lacking(requirements, installed):
+    if without := {line: instead for one, instead in needed.items() for line in lacking([one], installed)}:
         raise UsageError(
             Code.REQUIREMENT_MISSING,
-            f"{name} lacks what the script requires: " + "; ".join(missing),
-            hint=f"install it {where}, or take it out of requirements in [params] and seal the job again",
+            f"{name} lacks what the job requires: " + "; ".join(without),
+            hint=f"install it {where}, or {' or '.join(dict.fromkeys(without.values()))} and seal the job again",
         )
     if installed is not None and isinstance(params, DeviceParams):
         _check_gpu(name, params.device, installed)

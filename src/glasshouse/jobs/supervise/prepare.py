@@ -102,11 +102,11 @@ def prepare(
     store = KeyStore(home.keys)
     package_key = store.get(manifest.package_id, manifest_sha256=manifest.sha256, sealing=identity.sealing)
     with kept.open("rb") as stream:
-        job = Package.open(stream, owner_signing=identity.signing.public).unlock(package_key).job
+        index = Package.open(stream, owner_signing=identity.signing.public).unlock(package_key)
     each = {place.name: place for place in places}.values()
     for place in each:
         place.check(kept.stat().st_size)
-        check_machine(manifest.workload, job, place)
+        check_machine(manifest.workload, index.job, [asset.path for asset in index.assets], place)
     accepted = known.deployment.reference
     references = references_of(home, accepted)
     record = folder.save(replace(_record(folder, manifest, known, kept), place=places[0].name, gate=gate))
@@ -114,7 +114,7 @@ def prepare(
     called: str | None = None
     with check_places(home, places, references, accepted) as check:
         if places[0].name != LocalPlace.name:
-            record = replace(record, max_output_bytes=OutputLimits.of(job).bytes)
+            record = replace(record, max_output_bytes=OutputLimits.of(index.job).bytes)
             check()
             # Before anything that expires is made: this may take hours.
             for place in each:

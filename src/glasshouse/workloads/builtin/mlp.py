@@ -81,6 +81,11 @@ def examine(params: MlpParams, files: Mapping[str, PlainFile]) -> list[str]:
     return []
 
 
+def requirements(_params: MlpParams, _names: Iterable[str]) -> dict[str, str]:
+    """Return nothing: PyTorch is all."""
+    return {}
+
+
 def warm() -> None:
     """Import PyTorch, with the part that an optimiser's first step loads."""
     for name in ("torch._dynamo", "safetensors.torch"):

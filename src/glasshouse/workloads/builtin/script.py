@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Self
 
@@ -130,6 +130,11 @@ def examine(params: ScriptParams, files: Mapping[str, PlainFile]) -> list[str]:
     from glasshouse.workloads.builtin import script_files
 
     return script_files.examine(params.script, params.module, params.requirements, params.outputs, files)
+
+
+def requirements(params: ScriptParams, _names: Iterable[str]) -> dict[str, str]:
+    """Return what the job lists, and what would do instead."""
+    return dict.fromkeys(params.requirements, "take it out of requirements in [params]")
 
 
 def warm() -> None:

@@ -1,4 +1,4 @@
-"""The records that `lora` trains on, one JSON object a line, in the forms that TRL takes; checked without a framework.
+"""The records that `lora` trains on, in the forms that TRL takes; checked without a framework.
 
 ========================  ====================================================================================
 ``messages``              a chat: objects with ``role`` and ``content``; ``tools`` and ``chat_template_kwargs``
@@ -8,27 +8,39 @@
 ``instruction, output``   and ``input`` where there is one: two texts, in the form of `instruction_texts`
 ========================  ====================================================================================
 
-Laws: a file has records of one form, that of its first; a record brings data to the model's chat template, never a
+A file has one JSON object a line, or is a table (Parquet, or a folder that `datasets` saved) with one record a row.
+
+Laws: an input has records of one form, that of its first; a record brings data to the model's chat template, never a
 template or an option of the tokenizer's.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
-from glasshouse.errors import UsageError
+from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.workloads.job_keys import job_invalid
+from glasshouse.workloads.requirements import lacking
 
 Text: TypeAlias = "str | list[dict[str, Any]]"
 """A text, or the messages of a chat."""
 
+_PYARROW, _OTHERWISE = "pyarrow>=19", "write the records as JSON, one object a line"
+_TABLES = (".parquet", ".arrow")
+_PART = re.compile(r"(?P<set>.*?)[-_.]?[0-9]*(-of-(?P<of>[0-9]{1,9}))?(?P<kind>\.jsonl|\.parquet|\.arrow)")
+
 _MAX_LINE_BYTES = 16 << 20
+_MOST_NAMED = 5
 _MAX_KEYS_CHARS = 200
 _FORMS = (("messages",), ("prompt", "completion"), ("text",), ("instruction", "output"))
-_HINT = "each line is one JSON object with " + "; or ".join(" and ".join(form) for form in _FORMS)
+_COLUMNS = frozenset(key for form in _FORMS for key in form) | {"input", "tools", "chat_template_kwargs"}
+_HINT = "each line is one JSON object, or each row of a table one record, with " + "; or ".join(
+    " and ".join(form) for form in _FORMS
+)
 # What a chat template's own arguments may not be called: those of `apply_chat_template` that are not data.
 _TAKEN = frozenset(
     {
@@ -59,23 +71,98 @@ class Record(NamedTuple):
         return not isinstance(self.completion, str)
 
 
-def lines_of(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield a file's lines; of one that is longer than any record, pieces: the first of them is refused."""
-    return iter(partial(stream.readline, _MAX_LINE_BYTES + 1), b"")
-
-
-def records(lines: Iterable[bytes], name: str) -> Iterator[tuple[str, Record]]:
-    """Yield each record and where it stands, such as ``train.jsonl line 3``; blank lines are passed over.
+def read_records(open_file: Callable[[str], BinaryIO], names: Iterable[str], data: str) -> Iterator[tuple[str, Record]]:
+    """Yield each record of an input and where it stands, such as ``train.jsonl line 3``.
 
     Raises:
-        UsageError: `job-invalid`, naming the line, or that there is none.
+        RunError: `requirement-missing`: what the input is read with is not installed.
+        UsageError: as `data_files` and `records`.
+    """
+    names = list(names)
+    if missing := lacking(needed(names, data)):
+        raise RunError(
+            Code.REQUIREMENT_MISSING,
+            f"this machine lacks what {data} is read with: " + "; ".join(missing),
+            hint=f"choose an image that has it, or {_OTHERWISE} and seal the job again",
+        )
+
+    def each() -> Iterator[tuple[str, dict[str, Any]]]:
+        for name in data_files(names, data):
+            with open_file(name) as stream:
+                if not name.endswith(_TABLES):
+                    yield from json_lines(stream, name)
+                    continue
+                from glasshouse.workloads.lora import tables  # which loads pyarrow
+
+                yield from tables.rows(stream, name, _COLUMNS)
+
+    return records(each(), data)
+
+
+def data_files(names: Iterable[str], data: str) -> list[str]:
+    """Return the files that an input of records stands for, in order: itself, or the parts of one set in a folder.
+
+    ``chats`` is what `datasets` saved there, or the one set whose parts lie there; ``chats/train`` is that folder, or
+    the parts ``chats/train-00000-of-00002.parquet`` and so on.
+
+    Raises:
+        UsageError: `file-missing` where there is none, or a part is missing; `job-invalid` for several sets.
+    """
+    names = sorted(names)
+    if data in names:
+        return [data]
+    data = data.rstrip("/")
+    # What `datasets` has derived from a saved folder lies beside its parts.
+    parts = [(name, found) for name in names if (found := _PART.fullmatch(name)) and "/cache-" not in name]
+    chosen = [one for one in parts if one[1]["set"] == data] or [
+        one for one in parts if one[0].rpartition("/")[0] == data
+    ]
+    sets = {found["set"] + found["kind"] for _, found in chosen}
+    if len(sets) > 1:
+        raise job_invalid(
+            f"{data!r} has more than one set of records: {_some(sets)}",
+            hint=f"name one of them, such as {min(found['set'] for _, found in chosen)!r}",
+        )
+    if not chosen:
+        inside = {name.rpartition("/")[0] for name, _ in parts if name.startswith(f"{data}/")}
+        raise UsageError(
+            Code.FILE_MISSING,
+            f"[params] names the records {data!r}, which are not among the [inputs]: {_some(names)}",
+            hint=f"name one of its folders: {_some(inside)}" if inside else "",
+        )
+    of = {int(found["of"] or len(chosen)) for _, found in chosen}
+    if of != {len(chosen)}:
+        raise UsageError(Code.FILE_MISSING, f"{data!r} has {len(chosen)} of its {max(of)} parts")
+    return [name for name, _ in chosen]
+
+
+def needed(names: Iterable[str], data: str) -> dict[str, str]:
+    """Return what reading an input requires, and what would do instead; raises as `data_files`."""
+    tables = any(name.endswith(_TABLES) for name in data_files(names, data))
+    return {_PYARROW: _OTHERWISE} if tables else {}
+
+
+def json_lines(stream: BinaryIO, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the object on each line of a file that is not blank, and where it stands; raises `UsageError`."""
+    # Of a line that is longer than any record, pieces are read: the first of them is refused.
+    for number, line in enumerate(iter(partial(stream.readline, _MAX_LINE_BYTES + 1), b""), start=1):
+        if line.strip():
+            where = f"{name} line {number}"
+            yield where, _object(line, where)
+
+
+def records(objects: Iterable[tuple[str, dict[str, Any]]], name: str) -> Iterator[tuple[str, Record]]:
+    """Yield the record that each object is, and where it stands.
+
+    Raises:
+        UsageError: `job-invalid`, naming the place, or that there is none.
     """
     first = None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{name} line {number}"
-        values = _object(line, where)
+    for where, values in objects:
+        try:
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise job_invalid(f"{where} holds half a character (a lone surrogate)") from None
         forms = [form for form in _FORMS if all(key in values for key in form)]
         if len(forms) > 1:
             both = "; ".join(" and ".join(form) for form in forms)
@@ -107,11 +194,12 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
         values = None
     if not isinstance(values, dict):
         raise job_invalid(f"{where} is not a JSON object", hint=_HINT)
-    try:
-        json.dumps(values, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise job_invalid(f"{where} holds half a character (a lone surrogate)") from None
     return values
+
+
+def _some(names: Iterable[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:_MOST_NAMED]) + (" ..." if len(shown) > _MOST_NAMED else "")
 
 
 def _without_form(values: Mapping[str, Any], where: str, first: tuple[str, ...] | None) -> UsageError:

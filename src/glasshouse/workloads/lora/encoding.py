@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from glasshouse.errors import UsageError
 from glasshouse.workloads.job_keys import job_invalid
-from glasshouse.workloads.lora.data_forms import Record, Text, lines_of, records
+from glasshouse.workloads.lora.data_forms import Record, Text, needed, read_records
 from glasshouse.workloads.lora.lora_params import LoraParams
 from glasshouse.workloads.lora.model_files import SIDE_FILES, folder_of
 from glasshouse.workloads.params import PlainFile
@@ -178,15 +178,22 @@ class Examples:
 
 
 def encode_records(
-    lines: Iterable[bytes], tokenizer: Tokenizer, params: LoraParams, *, within_s: float = math.inf
+    records: Iterable[tuple[str, Record]],
+    name: str,
+    tokenizer: Tokenizer,
+    params: LoraParams,
+    *,
+    within_s: float = math.inf,
 ) -> Examples:
-    """Encode the records of a file.
+    """Encode the records of an input.
 
     Args:
+        records: with where each stands, as `read_records` yields them.
+        name: the input's.
         within_s: when to leave it at the form of further ones.
 
     Raises:
-        UsageError: `job-invalid`: as `records` and `Encoder.encode`, or why no record is left to train on.
+        UsageError: `job-invalid`: as `Encoder.encode`, or why no record is left to train on.
     """
     encoder = Encoder(
         tokenizer=tokenizer,
@@ -194,7 +201,7 @@ def encode_records(
         assistant_only_loss=params.assistant_only_loss,
     )
     examples, shortest, deadline_s = Examples(), 0, time.monotonic() + within_s
-    for where, record in records(lines, params.data):
+    for where, record in records:
         if time.monotonic() > deadline_s:
             examples.untried += 1
             continue
@@ -211,11 +218,11 @@ def encode_records(
     if not len(examples) and not examples.untried:
         if not shortest:
             raise job_invalid(
-                f"{params.data} has no usable record: no token of the {examples.masked} counts in the loss",
+                f"{name} has no usable record: no token of the {examples.masked} counts in the loss",
                 hint="of a record, what comes after its prompt counts, or what the assistant says in it",
             )
         raise job_invalid(
-            f"{params.data} has no usable record: all are too long ({examples.masked} of them); max_length is "
+            f"{name} has no usable record: all are too long ({examples.masked} of them); max_length is "
             f"{params.max_length} tokens, and the shortest has {shortest} before the first that counts in the loss",
             hint=f"raise max_length in [params] beyond {shortest}, with room for what is to be learnt",
         )
@@ -226,27 +233,29 @@ def check_data(params: LoraParams, files: Mapping[str, PlainFile]) -> list[str]:
     """Check an input of records; return what could not be checked here and what is passed over.
 
     Raises:
-        UsageError: as `encode_records`.
+        UsageError: as `read_records` and `encode_records`.
     """
+    data = params.data
+    if missing := lacking(needed(files, data)):
+        return [f"the records of {data} were not read: this machine lacks " + "; ".join(missing)]
     tokenizer, note = _tokenizer(params, files)
-    with files[params.data].open() as stream:
-        lines = lines_of(stream)
-        if tokenizer is None:
-            for _ in records(lines, params.data):
-                pass
-            return [note]
-        found = encode_records(lines, tokenizer, params, within_s=_TRIED_S)
-    _check_config(found, params, files)
+    found = read_records(lambda name: files[name].open(), files, data)
+    if tokenizer is None:
+        for _ in found:
+            pass
+        return [note]
+    examples = encode_records(found, data, tokenizer, params, within_s=_TRIED_S)
+    _check_config(examples, params, files)
     notes = []
     if "strftime_now" in str(tokenizer.chat_template):
         notes.append("the model's chat template writes the date into chats: tokens differ from day to day")
-    if found.masked:
+    if examples.masked:
         notes.append(
-            f"{params.data}: {found.masked} records are passed over: none of their first {params.max_length} tokens "
+            f"{data}: {examples.masked} records are passed over: none of their first {params.max_length} tokens "
             "counts in the loss"
         )
-    if found.untried:
-        notes.append(f"{params.data}: the last {found.untried} records were read, and not tried with the tokenizer")
+    if examples.untried:
+        notes.append(f"{data}: the last {examples.untried} records were read, and not tried with the tokenizer")
     return notes
 
 

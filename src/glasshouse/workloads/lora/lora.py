@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,13 @@ def examine(params: LoraParams, files: Mapping[str, PlainFile]) -> list[str]:
     return notes + encoding.check_data(params, files)
 
 
+def requirements(params: LoraParams, names: Iterable[str]) -> dict[str, str]:
+    """Return what reading the data requires, and what would do instead."""
+    from glasshouse.workloads.lora import data_forms
+
+    return data_forms.needed(names, params.data)
+
+
 def warm() -> None:
     """Import what every `lora` job needs, with the parts that the libraries would load at first use."""
     # An optimiser's first step loads torch._dynamo; transformers loads a model's code when it is named.
@@ -59,16 +66,16 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
 
     from glasshouse.workloads.builtin import training
     from glasshouse.workloads.lora import models
-    from glasshouse.workloads.lora.data_forms import lines_of
+    from glasshouse.workloads.lora.data_forms import data_files, read_records
     from glasshouse.workloads.lora.encoding import check_ids, encode_records, padding
 
     # Addressed to peft's developers, not to the owner who reads the log.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     device = training.prepare(params)
-    task.size(params.data)  # a missing input is reported before the model is loaded
+    data_files(task.inputs, params.data)  # a missing input is reported before the model is loaded
     model, tokenizer = models.base_model(task, params, device)
-    with task.open(params.data) as lines:
-        examples = encode_records(lines_of(lines), tokenizer, params)
+    found = read_records(task.open, task.inputs, params.data)
+    examples = encode_records(found, params.data, tokenizer, params)
     check_ids(examples, model.get_input_embeddings().num_embeddings, params.data)
     torch.manual_seed(params.seed)  # the adapter's start does not depend on how the base was made
     model.config.use_cache = False

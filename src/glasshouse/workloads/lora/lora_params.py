@@ -24,7 +24,6 @@ class LoraParams(DeviceParams):
     """Parameters of `lora`."""
 
     TARGET = ("steps", 100)
-    INPUTS = ("data",)
 
     model: Annotated[str, _MODEL, "`config:NAME` (random weights), `inputs:FOLDER` (a packed model) or a hub id."]
     revision: Annotated[str | None, NAME, "Of a hub id; name a commit, so that it cannot change under you."] = None
@@ -37,7 +36,8 @@ class LoraParams(DeviceParams):
     data: Annotated[
         str,
         NAME,
-        "Input with one JSON object a line: `messages`; or `prompt` and `completion`; or `text`; or `instruction`, "
+        "Input with one JSON object a line, a table (`.parquet`), or a folder of tables or of a saved data set: "
+        "`messages`; or `prompt` and `completion`; or `text`; or `instruction`, "
         "`output` and perhaps `input`.",
     ] = "train.jsonl"
     rank: Annotated[int, integer(1, 4096), "Of the adapter."] = 4
