@@ -18,6 +18,7 @@ from glasshouse.workloads.lora.encoding import Examples, check_data, encode_reco
 from glasshouse.workloads.lora.lora_params import LoraParams
 from simulators import hub_tokenizers
 from tools.plain_files import Packed
+from tools.trl_encoding import encoded_by_trl, labelled
 
 pytest.importorskip("transformers")
 
@@ -93,72 +94,32 @@ CASES = [
 ]
 
 
-def trl_encodes(
-    given: list[dict[str, Any]],
-    tokenizer: Any,
-    *,
-    max_length: int,
-    assistant: bool,
-    completion: bool,
-    folder: Path,
-) -> list[tuple[list[int], list[int]]]:
-    from datasets import load_dataset
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-    from trl import SFTConfig, SFTTrainer
-
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer) + 8,
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-        )
-    )
-    (folder / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in given))
-    data = load_dataset("json", data_files=str(folder / "train.jsonl"), split="train", cache_dir=str(folder / "cache"))
-    asked = {"completion_only_loss": completion} if "prompt" in given[0] else {}
-    config = SFTConfig(
-        output_dir=str(folder),
-        max_length=max_length,
-        assistant_only_loss=assistant,
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        **asked,
-    )
-    trainer = SFTTrainer(model=model, args=config, train_dataset=data, processing_class=tokenizer)
-    return [(list(row["input_ids"]), list(row["labels"])) for row in trainer.train_dataset]
-
-
 def ours(given: list[dict[str, Any]], tokenizer: Any, *, max_length: int = 1 << 20, **options: Any) -> Examples:
     params = LoraParams.read({"model": "config:qwen2-tiny", "max_length": max_length, **options})
     data = "".join(json.dumps(record) + "\n" for record in given).encode()
     return encode_records(read_records(lambda _: io.BytesIO(data), ["t"], "t"), "t", tokenizer, params)
 
 
-def labelled(examples: Examples) -> list[tuple[list[int], list[int]]]:
-    rows = (examples.example(index) for index in range(len(examples)))
-    return [(list(ids), [i if one else -100 for i, one in zip(ids, counted, strict=True)]) for ids, counted in rows]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "form", "assistant", "completion"), CASES)
 def test_ids_and_labels_are_trls(kind: str, form: str, assistant: bool, completion: bool, tmp_path: Path) -> None:
     pytest.importorskip("trl")
+    from datasets import load_dataset
+
     given = records(form, random.Random(f"{kind} {form}"))
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in given))
     short = 40 if any(word in form for word in ("arguments", "asks", "system")) else 24
     for max_length in (1 << 20, short):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what TRL and what it imports have to say of themselves
-            theirs = trl_encodes(
-                given,
+            theirs = encoded_by_trl(
+                load_dataset("json", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache")),
                 hub_tokenizers.tokenizer(kind),
+                tmp_path,
                 max_length=max_length,
-                assistant=assistant,
-                completion=completion,
-                folder=tmp_path,
+                assistant_only_loss=assistant,
+                completion_only_loss=completion,
             )
         found = ours(
             given,
