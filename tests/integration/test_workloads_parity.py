@@ -29,7 +29,9 @@ def protected(tmp_path: Path, kind: str, params: dict[str, Any], files: dict[str
         return agent.run()
 
 
-@pytest.mark.parametrize(("name", "short"), [("lora", {"steps": 4, "batch_size": 2}), ("mlp", {"epochs": 20})])
+@pytest.mark.parametrize(
+    ("name", "short"), [("lora", {"max_steps": 4, "per_device_train_batch_size": 2}), ("mlp", {"epochs": 20})]
+)
 def test_a_raw_and_a_protected_run_end_with_the_same_digest(tmp_path: Path, name: str, short: dict[str, Any]) -> None:
     kind, params, files = job(name, **short)
     assert params["deterministic"] is True

@@ -7,11 +7,13 @@ Messages of protocols are records (`wire.record`) instead: those have no default
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from dataclasses import fields as dataclass_fields
+from types import MappingProxyType
 from typing import Annotated, Any, get_origin, get_type_hints
 
 from glasshouse.errors import Code, UsageError
@@ -141,6 +143,20 @@ def texts(
     )
 
 
+def either(*kinds: Kind) -> Kind:
+    """What one of several kinds takes."""
+
+    def take(value: Any, path: str) -> Any:
+        for kind in kinds:
+            with contextlib.suppress(ValueError, UsageError):
+                return kind.read(value, path)
+        raise ValueError
+
+    schema = {"anyOf": [kind.schema for kind in kinds]}
+    write = lambda value: list(value) if isinstance(value, tuple) else value  # noqa: E731
+    return Kind(", or ".join(kind.allowed for kind in kinds), schema, take, write)
+
+
 def mapped(key: Kind, value: Kind, *, min_items: int = 0, max_items: int = 64) -> Kind:
     """A table whose keys are the owner's own, from texts to texts."""
 
@@ -170,14 +186,35 @@ def table(*fields: Field) -> Kind:
     return Kind("a table", {}, take, fields=fields)
 
 
-def needs(name: str, other: str) -> Rule:
-    """The one key is there only beside the other."""
+def needs(name: str, *others: str) -> Rule:
+    """The one key is there, and not false, only beside one of the others."""
 
     def check(given: Mapping[str, Any], path: str) -> None:
-        if name in given and other not in given:
-            raise invalid(f"{path}.{name}", f"absent where there is no {other}")
+        if _asked(given, name) and not any(other in given for other in others):
+            raise invalid(f"{path}.{name}", f"absent where there is no {' or '.join(others)}")
 
-    return Rule(f"`{name}` needs `{other}`.", {"dependentRequired": {name: [other]}}, check)
+    beside = {"anyOf": [{"required": [other]} for other in others]}
+    words = " or ".join(f"`{other}`" for other in others)
+    return Rule(f"`{name}` needs {words}.", {"if": _asking(name), "then": beside}, check)
+
+
+def at_most_one(one: str, other: str) -> Rule:
+    """Two keys are not both there, but for one that is false."""
+
+    def check(given: Mapping[str, Any], path: str) -> None:
+        if _asked(given, one) and _asked(given, other):
+            raise job_invalid(f"{path}.{one} and {path}.{other}: only one of them may be there")
+
+    both = {"allOf": [_asking(one), _asking(other)]}
+    return Rule(f"`{one}` and `{other}` exclude each other.", {"not": both}, check)
+
+
+def _asked(given: Mapping[str, Any], name: str) -> bool:
+    return given.get(name, False) is not False
+
+
+def _asking(name: str) -> dict[str, Any]:
+    return {"properties": {name: {"not": {"const": False}}}, "required": [name]}
 
 
 def exactly_one(one: str, other: str) -> Rule:
@@ -212,9 +249,18 @@ def invalid(path: str, allowed: str, *given: Any) -> UsageError:
 
 
 def read(
-    fields: Sequence[Field], values: Mapping[str, Any], path: str, *, rules: Sequence[Rule] = ()
+    fields: Sequence[Field],
+    values: Mapping[str, Any],
+    path: str,
+    *,
+    rules: Sequence[Rule] = (),
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Check a table, from TOML or JSON; return a value for every declared key; raises `UsageError` (`job-invalid`)."""
+    """Check a table, from TOML or JSON; return a value for every declared key; raises `UsageError` (`job-invalid`).
+
+    Args:
+        elsewhere: what stands for names that are not declared, and that people try.
+    """
     known = [field.name for field in fields]
     unknown = sorted(str(name) for name in values if name not in known)
     found = {}
@@ -230,10 +276,10 @@ def read(
             found[field.name] = field.kind.read(field.default, _path(path, field.name)) if inner else field.default
     if unknown:
         near = _near(unknown[0], known)
-        raise job_invalid(
-            f"{_path(path, unknown[0])[:_SHOWN_CHARS]} is not known",
-            hint=(f"did you mean {near!r}? " if near else "") + "known: " + ", ".join(sorted(known)),
-        )
+        hint = (f"did you mean {near!r}? " if near else "") + "known: " + ", ".join(sorted(known))
+        if unknown[0] in elsewhere:
+            hint = "; ".join(f"{name}: {elsewhere[name]}" for name in unknown if name in elsewhere)
+        raise job_invalid(f"{_path(path, unknown[0])[:_SHOWN_CHARS]} is not known", hint=hint)
     for rule in rules:
         rule.check(values, path)
     return found

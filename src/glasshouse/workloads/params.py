@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple, Protocol, Self
 
 from glasshouse.package.limits import DEFAULT_BYTES, MAX_BYTES, MAX_COUNT
@@ -59,8 +60,10 @@ class Params:
     """The checked `[params]` of a job file; a workload adds its own keys."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (needs("profile", "slots"),)
-    TARGET: ClassVar[tuple[str, int] | None] = None  # the key and value that a job without a target gets
+    TARGET: ClassVar[tuple[str, float] | None] = None  # the key and value that a job without an end gets
+    ENDS: ClassVar[tuple[str, ...]] = ()  # the keys that give it one
     INPUTS: ClassVar[tuple[str, ...]] = ()  # the keys that name an input
+    ELSEWHERE: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what stands for names that are tried, and not known
 
     seed: Annotated[int, integer(0, 2**31 - 1), "Of everything random: weights, the order of examples."] = 0
     deterministic: Annotated[bool, FLAG, "Bit-equal results from run to run on the same machine and versions."] = False
@@ -82,8 +85,8 @@ class Params:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """Check a table, as parsed from TOML or as `travelling` returned it; raises `UsageError` (`job-invalid`)."""
-        found = read(declared(cls), values, "params", rules=cls.RULES)
-        if cls.TARGET and found["slots"] is None and found["seconds"] is None and found[cls.TARGET[0]] is None:
+        found = read(declared(cls), values, "params", rules=cls.RULES, elsewhere=cls.ELSEWHERE)
+        if cls.TARGET and all(found[name] is None for name in cls.ENDS):
             found[cls.TARGET[0]] = cls.TARGET[1]
         return cls(**found)
 

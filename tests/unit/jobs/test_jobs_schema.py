@@ -44,7 +44,7 @@ GOOD = [
     SCRIPT.replace('script = "train.py"', 'module = "pkg.train"\noutputs = ["outputs/", "a b/c"]\nthreads = 2'),
     SCRIPT.replace("[params]", '[params]\nrequirements = ["torch>=2.11,<3", "numpy", "x[y] ~= 1"]\narguments = [""]'),
     LORA.replace("config:qwen2-tiny", "inputs:models/x").replace(
-        "[params]", "[params]\nlearning_rate = 1\ndropout = 0.1"
+        "[params]", "[params]\nlearning_rate = 1\nlora_dropout = 0.1"
     ),
     LORA.replace("config:qwen2-tiny", "Qwen/Qwen2.5-0.5B"),
     MLP.replace("[params]", '[params]\ndata = "a.csv"\nlabel = "y"\nlearning_rate = "0.001"'),

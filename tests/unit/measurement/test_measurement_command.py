@@ -24,7 +24,7 @@ from simulators.slot_measurement import OWNER, measured
 
 LORA = (
     'workload = "lora"\n[inputs]\n"train.jsonl" = "train.jsonl"\n'
-    '[params]\ndata = "train.jsonl"\nmodel = "config:qwen2-tiny"\nsteps = 7\n'
+    '[params]\ndata = "train.jsonl"\nmodel = "config:qwen2-tiny"\nmax_steps = 7\n'
     '[policy]\nassurance = "software"\nprofile = "standard"\n'
 )
 
@@ -85,7 +85,7 @@ def test_your_own_job_is_read_at_once_and_where_it_lies(job: Path, tmp_path: Pat
     make = overhead.maker("lora", job, None, "cpu")
     job.unlink()
     subject = make(tmp_path / "elsewhere")
-    assert (subject.job.name, subject.job.folder, "steps" in subject.job.params) == ("job", tmp_path, False)
+    assert (subject.job.name, subject.job.folder, "max_steps" in subject.job.params) == ("job", tmp_path, False)
 
 
 @pytest.mark.parametrize(

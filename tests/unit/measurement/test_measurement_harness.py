@@ -263,7 +263,7 @@ def test_whole_processes_train_for_as_long_as_a_session_needs_to_count(
 MINE = {
     "script": ('"train.py" = "train.py"', 'script = "train.py"\nmax_outputs = 2'),
     "mlp": ('"notes.txt" = "notes.txt"', "synthetic_rows = 64\nsynthetic_features = 4\nepochs = 3"),
-    "lora": ('"train.jsonl" = "train.jsonl"', 'data = "train.jsonl"\nmodel = "config:qwen2-tiny"\nsteps = 7'),
+    "lora": ('"train.jsonl" = "train.jsonl"', 'data = "train.jsonl"\nmodel = "config:qwen2-tiny"\nmax_steps = 7'),
 }
 
 
@@ -280,7 +280,7 @@ def mine(folder: Path, workload: str, *, policy: str = "", params: str = "") -> 
     return path
 
 
-@pytest.mark.parametrize(("workload", "target"), [("mlp", "epochs"), ("lora", "steps"), ("mlp", "seconds")])
+@pytest.mark.parametrize(("workload", "target"), [("mlp", "epochs"), ("lora", "max_steps"), ("mlp", "seconds")])
 def test_your_own_job_loses_its_target_and_goes_on_until_its_schedule_ends(
     tmp_path: Path, workload: str, target: str
 ) -> None:
@@ -289,7 +289,7 @@ def test_your_own_job_loses_its_target_and_goes_on_until_its_schedule_ends(
         path.write_text(path.read_text().replace("epochs = 3", "seconds = 2.5"))
     assert target in load(path).params
     subject = owners(path, workload, device="cpu")
-    assert not {"epochs", "steps", "seconds"} & set(subject.job.params)
+    assert not {"epochs", "max_steps", "seconds"} & set(subject.job.params)
     assert subject.job.params["device"] == "cpu"
     plan = replace(design(), machine=MACHINE).plan(0, "R", end_ns=10**12)
     assert subject.planned(plan).params["slots"] == plan.to_json()

@@ -34,7 +34,7 @@ RECORDS = b"".join(
     json.dumps({"instruction": "Even?", "input": str(n), "output": "no" if n % 2 else "yes"}).encode() + b"\n"
     for n in range(32)
 )
-TINY = {"model": "config:qwen2-tiny", "dtype": "float32", "steps": 3, "batch_size": 4, "device": "cpu"}
+TINY = {"model": "config:qwen2-tiny", "dtype": "float32", "max_steps": 3, "device": "cpu"}
 
 
 def random_model(name: str, dtype: torch.dtype, device: torch.device) -> Any:
@@ -53,12 +53,12 @@ def run(tmp_path: Path, files: dict[str, bytes] | None = None, **params: Any) ->
 
 @pytest.mark.parametrize(("name", "expected"), [("qwen2.5-0.5b", 270_336), ("qwen2.5-7b", 1_261_568)])
 def test_the_default_adapter_has_the_published_number_of_parameters(name: str, expected: int) -> None:
-    from glasshouse.workloads.lora import models
+    from glasshouse.workloads.lora import adapters
 
     model = random_model(name, torch.bfloat16, torch.device("meta"))
     params = parse("lora", {"model": f"config:{name}"})
     assert isinstance(params, LoraParams)
-    assert training.trainable(models.attach(model, params)) == expected
+    assert training.trainable(adapters.attach(model, params)) == expected
 
 
 @pytest.mark.parametrize(("name", "expected"), [("qwen2.5-0.5b", 494_032_768), ("qwen2.5-7b", 7_615_616_512)])
@@ -68,7 +68,7 @@ def test_the_architectures_have_the_published_number_of_parameters(name: str, ex
 
 
 def test_training_lowers_the_loss_and_reports_it(tmp_path: Path) -> None:
-    result, channel = run(tmp_path, steps=25, learning_rate=0.01)
+    result, channel = run(tmp_path, max_steps=25, learning_rate=0.01)
     assert result.loss_first is not None
     assert result.loss_final is not None
     assert float(result.loss_final) < float(result.loss_first) / 3
@@ -119,14 +119,14 @@ def test_the_adapter_says_what_it_belongs_to(tmp_path: Path) -> None:
 
 
 def test_the_base_is_bfloat16_and_the_adapter_float32(tmp_path: Path) -> None:
-    _, channel = run(tmp_path, dtype="bfloat16", steps=1)
+    _, channel = run(tmp_path, dtype="bfloat16", max_steps=1)
     weights = load(channel.outputs["adapter_model.safetensors"])
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     assert random_model("qwen2-tiny", torch.bfloat16, torch.device("cpu")).dtype is torch.bfloat16
 
 
 def test_a_time_target_ends_the_run(tmp_path: Path) -> None:
-    params: dict[str, Any] = {key: value for key, value in TINY.items() if key != "steps"}
+    params: dict[str, Any] = {key: value for key, value in TINY.items() if key != "max_steps"}
     task, found, _ = recorded_task("lora", params | {"seconds": 0.5}, {"train.jsonl": RECORDS}, tmp_path)
     result = lora.run(task, found, JobControl(lambda *_: 0))  # type: ignore[arg-type]
     assert result.stop_reason == "time"
@@ -135,7 +135,7 @@ def test_a_time_target_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_the_owner_may_stop_it_and_gets_the_adapter_so_far(tmp_path: Path) -> None:
-    task, params, channel = recorded_task("lora", TINY | {"steps": 10**6}, {"train.jsonl": RECORDS}, tmp_path)
+    task, params, channel = recorded_task("lora", TINY | {"max_steps": 10**6}, {"train.jsonl": RECORDS}, tmp_path)
     progress = task.progress
 
     def stop_at_the_third(done: int, *rest: Any, **more: Any) -> bool:
@@ -149,66 +149,102 @@ def test_the_owner_may_stop_it_and_gets_the_adapter_so_far(tmp_path: Path) -> No
 
 
 def test_checkpoints_leave_on_the_way(tmp_path: Path) -> None:
-    _, channel = run(tmp_path, steps=5, checkpoint_every=2)
+    _, channel = run(tmp_path, max_steps=5, save_steps=2)
     kinds = {m["name"]: m["kind"] for m in channel.messages if m["type"] == "output"}
     assert [name for name, kind in kinds.items() if kind == "checkpoint"] == [
         "checkpoints/step-2/adapter_model.safetensors",
         "checkpoints/step-4/adapter_model.safetensors",
+        "checkpoints/step-5/adapter_model.safetensors",  # Trainer saves at the last step too
     ]
     assert load(channel.outputs["checkpoints/step-2/adapter_model.safetensors"]).keys()
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_no_adapter_leaves(
+def poisoned(monkeypatch: pytest.MonkeyPatch, where: str, step: int) -> None:
+    """Have a number be none at one step: the loss, the gradient, or the adapter itself."""
+    from transformers import Trainer
+
+    compute, clip, evaluate = Trainer.compute_loss, Trainer._clip_grad_norm, lambda loss: loss * math.nan
+
+    def now(trainer: Any) -> bool:
+        return bool(trainer.state.global_step == step - 1 and trainer.model.training)
+
+    def compute_loss(self: Any, *given: Any, **more: Any) -> Any:
+        loss = compute(self, *given, **more)
+        return evaluate(loss) if where == "the loss" and now(self) else loss
+
+    def clip_grad_norm(self: Any, model: Any) -> Any:
+        parameter = next(one for one in model.parameters() if one.requires_grad)
+        if where == "the gradient" and now(self):
+            parameter.grad.fill_(math.inf)
+        if where == "the adapter" and now(self):
+            parameter.data.fill_(math.nan)
+        return clip(self, model)
+
+    monkeypatch.setattr(Trainer, "compute_loss", compute_loss)
+    monkeypatch.setattr(Trainer, "_clip_grad_norm", clip_grad_norm)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("where", ["the loss", "the gradient", "the adapter"])
+def test_a_number_that_is_none_ends_the_run_and_no_adapter_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, step: int
+) -> None:
+    poisoned(monkeypatch, where, step)
+    task, params, channel = recorded_task("lora", TINY | {"save_steps": 1}, {"train.jsonl": RECORDS}, tmp_path)
+    with pytest.raises(RunError, match=rf"(loss|gradient|adapter) of step {step} ") as failed:
+        lora.run(task, params, JobControl(lambda *_: 0))  # type: ignore[arg-type]
+    assert failed.value.code is Code.NONFINITE_LOSS
+    assert list(channel.outputs) == [f"checkpoints/step-{n}/adapter_model.safetensors" for n in range(1, step)]
+
+
+def test_an_adapter_that_is_no_number_leaves_where_the_job_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from glasshouse.workloads.lora import models
-
-    make = models.attach
-
-    def broken(model: Any, params: LoraParams) -> Any:
-        model.model.norm.weight.data.fill_(math.nan)
-        return make(model, params)
-
-    monkeypatch.setattr(models, "attach", broken)
-    with pytest.raises(RunError) as failed:
-        run(tmp_path)
-    assert failed.value.code is Code.NONFINITE_LOSS
-    assert "step 1" in failed.value.message
+    poisoned(monkeypatch, "the loss", 2)
+    result, channel = run(tmp_path, fail_on_nonfinite=False)
+    assert (result.done, result.loss_final) == (3, None)
+    assert "adapter_model.safetensors" in channel.outputs
 
 
 def test_the_gradient_is_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    norms: list[float] = []
-    clip = torch.nn.utils.clip_grad_norm_
+    seen: list[float] = []
 
-    def watched(parameters: Any, max_norm: float) -> Any:
-        parameters = list(parameters)
-        found = clip(parameters, max_norm)
-        norms.append(float(torch.stack([p.grad.norm() for p in parameters]).norm()))
-        return found
+    def norm(_optimizer: Any, *_: Any) -> None:
+        grads = [p.grad for group in _optimizer.param_groups for p in group["params"] if p.grad is not None]
+        seen.append(float(torch.stack([grad.norm() for grad in grads]).norm()))
 
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", watched)
-    run(tmp_path, gradient_clip=0.001)
-    assert len(norms) == 3
-    assert max(norms) <= 0.001 * 1.01
-    run(tmp_path / "off", gradient_clip=0)
-    assert len(norms) == 3
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    hook = register_optimizer_step_pre_hook(norm)
+    try:
+        run(tmp_path, max_grad_norm=0.001)
+        clipped, seen[:] = list(seen), []
+        run(tmp_path / "off", max_grad_norm=0)
+    finally:
+        hook.remove()
+    assert len(clipped) == len(seen) == 3
+    assert max(clipped) <= 0.001 * 1.01 < min(seen)
 
 
-def test_only_the_answer_counts_in_the_loss(tmp_path: Path) -> None:
-    # The same answers behind different prompts: what is trained on is not the prompt.
-    task, params, _ = recorded_task("lora", TINY, {}, tmp_path)
-    assert isinstance(params, LoraParams)
+def examples_of(lines: bytes, **params: Any) -> Any:
     from glasshouse.workloads.lora.data_forms import read_records
     from glasshouse.workloads.lora.encoding import ByteTokenizer, encode_records
 
-    tokenizer = ByteTokenizer()
-    found = read_records(lambda _: io.BytesIO(RECORDS), ["t"], "t")
-    examples = encode_records(found, "t", tokenizer, params)
-    batch = next(lora._batches(torch, examples, 0, params, torch.device("cpu")))
+    found = read_records(lambda _: io.BytesIO(lines), ["t"], "t")
+    return encode_records(found, "t", ByteTokenizer(), LoraParams.read(TINY | params))
+
+
+def test_only_the_answer_counts_in_the_loss() -> None:
+    # The same answers behind different prompts: what is trained on is not the prompt.
+    from glasshouse.workloads.lora.batches import Rows, collator
+    from glasshouse.workloads.lora.encoding import ByteTokenizer
+
+    rows = Rows(examples_of(RECORDS), [[number] for number in range(4)])
+    batch = collator(0, packing=False)([rows[number] for number in range(4)])
     counted = [row[row != -100].tolist() for row in batch["labels"]]
+    tokenizer = ByteTokenizer()
     assert {tuple(row) for row in counted} <= {tuple(tokenizer(f"{word}</s>")["input_ids"]) for word in ("yes", "no")}
     assert (batch["attention_mask"].sum(dim=1) == (batch["input_ids"] != 0).sum(dim=1)).all()
-    assert task.inputs == ()
 
 
 def packed_model(folder: Path, *, shards: bool = False) -> dict[str, bytes]:
@@ -285,7 +321,7 @@ def test_an_adapter_finds_its_base_by_name_as_peft_users_load_it(
 
 
 def test_the_name_of_the_base_may_be_said(tmp_path: Path) -> None:
-    _, channel = run(tmp_path, base_name="Qwen/Qwen2.5-0.5B", steps=1)
+    _, channel = run(tmp_path, base_name="Qwen/Qwen2.5-0.5B", max_steps=1)
     assert json.loads(channel.outputs["adapter_config.json"])["base_model_name_or_path"] == "Qwen/Qwen2.5-0.5B"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,7 @@ from glasshouse.errors import Code, UsageError
 from glasshouse.wire.canonical import decode, encode
 from glasshouse.workloads.builtin.mlp import MlpParams
 from glasshouse.workloads.builtin.script import ScriptParams
+from glasshouse.workloads.job_keys import declared
 from glasshouse.workloads.lora.lora_params import LoraParams
 from glasshouse.workloads.registry import MODULES, canonical, load, parse
 
@@ -42,12 +44,16 @@ WRONG = [
     ("lora", "model", "inputs:"),
     ("lora", "model", "../../etc"),
     ("lora", "model", "a/b/c"),
-    ("lora", "rank", 0),
+    ("lora", "r", 0),
+    ("lora", "warmup_steps", -1),
+    ("lora", "eval_split", 1.0),
+    ("lora", "lr_scheduler_type", "cosin"),
+    ("lora", "optim", "lion"),
     ("lora", "target_modules", []),
     ("lora", "target_modules", ["q_proj", "q_proj"]),
     ("lora", "target_modules", "q_proj"),
     ("lora", "dtype", "float64"),
-    ("lora", "steps", -1),
+    ("lora", "max_steps", -1),
     ("lora", "seed", 2**31),
     ("lora", "data", "a\x00b"),
     ("script", "arguments", [1]),
@@ -92,7 +98,7 @@ def test_a_missing_parameter_is_named(kind: str, field: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "typed", "meant"),
     [
-        ("lora", "step", "steps"),
+        ("lora", "max_step", "max_steps"),
         ("lora", "learningrate", "learning_rate"),
         ("lora", "max-length", "max_length"),
         ("mlp", "Epochs", "epochs"),
@@ -104,6 +110,77 @@ def test_an_unknown_parameter_is_told_the_nearest(kind: str, typed: str, meant: 
     with pytest.raises(UsageError, match=f"params.{typed} is not") as refused:
         parse(kind, GOOD[kind] | {typed: 1})
     assert refused.value.hint.startswith(f"did you mean '{meant}'? known: ")
+
+
+TRAINED_ELSEWHERE = {
+    "bf16": True,
+    "lora_r": 8,
+    "model_name_or_path": "x",
+    "output_dir": "out",
+    "report_to": "wandb",
+    "warmup_ratio": 0.03,
+}
+
+
+def test_names_that_people_train_with_elsewhere_are_told_all_at_once() -> None:
+    with pytest.raises(UsageError, match=r"params\.bf16 is not known") as refused:
+        parse("lora", GOOD["lora"] | TRAINED_ELSEWHERE)
+    for words in ('bf16: the base weights have `dtype = "bfloat16"`', "lora_r: it is `r`", "it is `model`", "below 1"):
+        assert words in refused.value.hint
+    assert all(f"{name}: " in refused.value.hint for name in TRAINED_ELSEWHERE)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"max_steps": 5, "num_train_epochs": 2}, "max_steps and params.num_train_epochs: only one"),
+        ({"eval_data": "a", "eval_split": 0.1}, "only one"),
+        ({"load_in_4bit": True, "load_in_8bit": True}, "only one"),
+        ({"eval_steps": 10}, "absent where there is no eval_data or eval_split"),
+        ({"early_stopping_patience": 2}, "absent where there is no eval_data or eval_split"),
+        ({"lr_scheduler_type": "cosine"}, "only the clock ends"),
+        ({"warmup_steps": 0.1}, "only the clock ends"),
+        ({"warmup_steps": "0.1"}, "only the clock ends"),
+    ],
+)
+def test_what_cannot_be_beside_each_other_is_refused(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        parse("lora", GOOD["lora"] | given)
+
+
+@pytest.mark.parametrize(
+    ("given", "saved", "evaluated"),
+    [
+        ({}, "no", "no"),
+        ({"save_steps": 5}, "steps", "no"),
+        ({"save_strategy": "epoch", "eval_split": 0.1}, "epoch", "epoch"),
+        ({"eval_data": "e.jsonl", "eval_steps": 5}, "no", "steps"),
+        ({"eval_data": "e.jsonl", "eval_strategy": "no"}, "no", "no"),
+    ],
+)
+def test_when_to_save_and_to_evaluate_follows_from_what_is_given(
+    given: dict[str, Any], saved: str, evaluated: str
+) -> None:
+    found = parse("lora", GOOD["lora"] | given)
+    assert isinstance(found, LoraParams)
+    assert (found.save_strategy, found.eval_strategy) == (saved, evaluated)
+
+
+def test_a_job_without_an_end_goes_through_its_data_three_times_and_a_schedule_may_go_down() -> None:
+    found = parse("lora", {"model": "config:qwen2-tiny", "lr_scheduler_type": "cosine", "warmup_steps": 0.1})
+    assert isinstance(found, LoraParams)
+    assert (found.max_steps, found.num_train_epochs, found.seconds) == (None, 3.0, None)
+    timed = parse("lora", {"model": "config:qwen2-tiny", "lr_scheduler_type": "linear", "seconds": 5, "max_steps": 9})
+    assert isinstance(timed, LoraParams)
+    assert (timed.max_steps, timed.num_train_epochs) == (9, None)
+
+
+def test_every_name_that_is_told_is_one() -> None:
+    known = {field.name for field in declared(LoraParams)}
+    for name, told in LoraParams.ELSEWHERE.items():
+        assert name not in known
+        named = re.findall(r"`(\w+)(?: = [^`]*)?`", told)
+        assert {one for one in named if one not in known} == set()
 
 
 def test_a_parameter_like_no_other_is_told_all() -> None:
@@ -175,8 +252,8 @@ def test_an_unknown_workload_is_refused() -> None:
 def test_defaults_are_those_of_the_documentation() -> None:
     lora = parse("lora", {"model": "Qwen/Qwen2.5-0.5B"})
     assert isinstance(lora, LoraParams)
-    assert (lora.rank, lora.alpha, lora.target_modules, lora.dtype) == (4, 8, ("q_proj", "v_proj"), "bfloat16")
-    assert (lora.steps, lora.seconds, lora.gradient_clip, lora.fail_on_nonfinite) == (100, None, 1.0, True)
+    assert (lora.r, lora.lora_alpha, lora.target_modules, lora.dtype) == (4, 8, ("q_proj", "v_proj"), "bfloat16")
+    assert (lora.num_train_epochs, lora.seconds, lora.max_grad_norm, lora.fail_on_nonfinite) == (3.0, None, 1.0, True)
     mlp, script = parse("mlp", {}), parse("script", {"script": "a.py"})
     assert isinstance(mlp, MlpParams)
     assert isinstance(script, ScriptParams)
@@ -187,7 +264,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
 def test_a_target_in_seconds_leaves_the_steps_open() -> None:
     lora = parse("lora", {"model": "config:qwen2-tiny", "seconds": 2})
     assert isinstance(lora, LoraParams)
-    assert (lora.steps, lora.seconds) == (None, 2.0)
+    assert (lora.max_steps, lora.num_train_epochs, lora.seconds) == (None, None, 2.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -207,7 +284,7 @@ def test_a_number_travels_exactly(rate: float) -> None:
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=3)
-NAMES = st.sampled_from(["model", "data", "steps", "seed", "script", "arguments", "threads", "learning_rate", "x"])
+NAMES = st.sampled_from(["model", "data", "max_steps", "seed", "script", "arguments", "threads", "learning_rate", "x"])
 
 
 @given(st.sampled_from(KINDS), st.dictionaries(NAMES, SCALARS | st.lists(SCALARS, max_size=3), max_size=5))

@@ -35,7 +35,7 @@ _HINTS = {
     Code.DURATION_EXCEEDED: "its deployment allows no session: give the job a longer max_duration under [policy]",
     Code.LEASE_LOST: "its broker was not reached for a whole lease: give the job a longer lease under [policy]",
 }
-_TARGETS = {"mlp": "epochs", "lora": "steps"}
+_TARGETS = {"mlp": "epochs", "lora": "max_steps"}
 
 
 def calibrated(stage: Stage, stop: Stop, *, device: bool, look: Callable[[], None] = lambda: None) -> Calibration:

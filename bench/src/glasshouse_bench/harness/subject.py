@@ -30,7 +30,9 @@ __all__ = ["MODELS", "WORKLOADS", "Subject", "builtin", "commitment", "owners"]
 WORKLOADS = tuple(MODULES)
 MODELS = ("config:qwen2-tiny", "config:qwen2.5-0.5b", "config:qwen2.5-7b")
 _COMMITMENT = b"glasshouse/measurement/v1/commitment\x00"
-_TARGETS = ("epochs", "profile", "seconds", "steps")
+_TARGETS = ("early_stopping_patience", "epochs", "max_steps", "num_train_epochs", "profile", "seconds")
+# Learning rates that follow from a target; a step takes as long at any.
+_SCHEDULE = ("lr_scheduler_type", "warmup_steps")
 _DAY_S = 24 * 3600
 # A few milliseconds a step on one CPU core; on a GPU it is bound by the host. It hardly learns, on purpose: a model
 # that fits its data has gradients among the subnormal numbers, on which a CPU takes three times as long.
@@ -43,14 +45,14 @@ _MLP: dict[str, Any] = {
 }
 _LORA: dict[str, Any] = {
     "data": "train.jsonl",
-    "rank": 4,
-    "alpha": 8,
+    "r": 4,
+    "lora_alpha": 8,
     "target_modules": ["q_proj", "v_proj"],
-    "gradient_clip": 1.0,
+    "max_grad_norm": 1.0,
     "max_length": 64,
 }
-_TINY: dict[str, Any] = {"dtype": "float32", "batch_size": 4, "learning_rate": 1e-6}
-_LARGE: dict[str, Any] = {"dtype": "bfloat16", "batch_size": 1, "learning_rate": 1e-5}
+_TINY: dict[str, Any] = {"dtype": "float32", "per_device_train_batch_size": 4, "learning_rate": 1e-6}
+_LARGE: dict[str, Any] = {"dtype": "bfloat16", "per_device_train_batch_size": 1, "learning_rate": 1e-5}
 _EXAMPLES = 256
 
 
@@ -160,7 +162,7 @@ def owners(path: Path, workload: str, *, device: str | None = None) -> Subject:
     if job.workload != workload:
         raise UsageError(Code.USAGE, f"{path} is a job of the workload {job.workload}, not {workload}")
     params: dict[str, Any] = {"deterministic": True, **job.params}
-    params = {name: value for name, value in params.items() if name not in _TARGETS}
+    params = {name: value for name, value in params.items() if name not in (*_TARGETS, *_SCHEDULE)}
     if device is not None and workload != "script":
         params["device"] = device
     # The record is one output more than the job has.

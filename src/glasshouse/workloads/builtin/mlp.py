@@ -8,12 +8,14 @@ import io
 import itertools
 import json
 import math
+import time
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
-from glasshouse.task.handle import Task
+from glasshouse.errors import Code, RunError
+from glasshouse.task.handle import Task, decimal
 from glasshouse.workloads.job_keys import choice, integer, job_invalid, needs, number
 from glasshouse.workloads.params import COUNT, NAME, SECONDS, DeviceParams, Example, PlainFile
 from glasshouse.workloads.process.job_control import JobControl, Result
@@ -33,6 +35,7 @@ class MlpParams(DeviceParams):
 
     RULES = (needs("label", "data"), *DeviceParams.RULES)
     TARGET = ("epochs", 200)
+    ENDS = ("epochs", "seconds", "slots")
     INPUTS = ("data",)
 
     data: Annotated[
@@ -118,6 +121,7 @@ def run(task: Task, params: MlpParams, _control: JobControl) -> Result:
 
 
 def _train(task: Task, params: MlpParams, model: Any, data: Data, device: Any) -> Result:
+    """Train until a target of the job's parameters is reached or the owner stops the job."""
     import torch
 
     from glasshouse.workloads.builtin import training
@@ -126,26 +130,51 @@ def _train(task: Task, params: MlpParams, model: Any, data: Data, device: Any) -
     phase = ranges(params.profile)
     optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate)
     measure = torch.nn.CrossEntropyLoss()
-
-    def step(_done: int) -> Any:
+    task.progress(0, params.epochs, unit="epoch")
+    training.wait(device)
+    started = time.perf_counter()
+    first: Any = None
+    loss: Any = None
+    done, reason = 0, "steps"
+    while params.epochs is None or done < params.epochs:
+        if task.should_stop():
+            reason = task.stop_reason
+            break
+        if params.seconds is not None and time.perf_counter() - started >= params.seconds:
+            reason = "time"
+            break
         with phase("forward"):
-            loss = measure(model(data.train_x).float(), data.train_y)
+            found = measure(model(data.train_x).float(), data.train_y)
         with phase("backward"):
-            loss.backward()
+            found.backward()
         with phase("optimizer"):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    def check(loss: Any, done: int) -> None:
-        training.check_finite(loss, f"epoch {done}", "lower learning_rate")
-
-    def after(done: int, loss: Any, reported: bool) -> None:
+        loss = found.detach()
+        done += 1
+        first = loss if first is None else first
         # The loss is looked at when it is reported, about once a second: looking waits for the GPU.
-        if reported:
-            check(loss, done)
+        if task.progress(done, params.epochs, loss, unit="epoch"):
+            _check(loss, done)
+    training.wait(device)
+    elapsed_us = int((time.perf_counter() - started) * 1e6)
+    _check(loss, done)
+    task.progress(done, done, loss, unit="epoch")
+    return Result(
+        unit="epoch",
+        done=done,
+        elapsed_us=elapsed_us,
+        stop_reason=reason,
+        loss_first=None if first is None else decimal(first),
+        loss_final=None if loss is None else decimal(loss),
+    )
 
-    return training.loop(task, device, params, step=step, after=after, check=check)
+
+def _check(loss: Any, epoch: int) -> None:
+    if loss is not None and not math.isfinite(float(loss)):
+        raise RunError(
+            Code.NONFINITE_LOSS, f"the loss of epoch {epoch} is not a finite number", hint="lower learning_rate"
+        )
 
 
 def _model(params: MlpParams, data: Data) -> Any:

@@ -1,20 +1,15 @@
-"""What both training loops share: the device, seeds and algorithms of PyTorch, and the loop itself."""
+"""What both training loops share: the device, and seeds and algorithms of PyTorch."""
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from glasshouse.errors import Code, PlatformError, RunError
-from glasshouse.task.handle import Task, decimal
+from glasshouse.errors import Code, PlatformError
 from glasshouse.workloads.params import DeviceParams
-from glasshouse.workloads.process.job_control import Result
 
 
 def prepare(params: DeviceParams) -> torch.device:
@@ -61,67 +56,12 @@ def trainable(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def loop(
-    task: Task,
-    device: torch.device,
-    params: Any,
-    *,
-    step: Callable[[int], Any],
-    after: Callable[[int, Any, bool], None],
-    check: Callable[[Any, int], None],
-) -> Result:
-    """Train until a target of the job's parameters is reached or the owner stops the job.
-
-    Args:
-        step: takes how many steps are done, does one more, and returns its loss, detached.
-        after: takes the new count, the loss, and whether they were reported.
-        check: refuses the last loss, or None without a step, with the count.
-    """
-    name = params.TARGET[0]  # `steps` or `epochs`
-    unit, count, seconds = name.removesuffix("s"), getattr(params, name), params.seconds
-    task.progress(0, count, unit=unit)
-    _wait(device)
-    started = time.perf_counter()
-    first: Any = None
-    loss: Any = None
-    done, reason = 0, "steps"
-    while count is None or done < count:
-        if task.should_stop():
-            reason = task.stop_reason
-            break
-        if seconds is not None and time.perf_counter() - started >= seconds:
-            reason = "time"
-            break
-        loss = step(done)
-        done += 1
-        first = loss if first is None else first
-        after(done, loss, task.progress(done, count, loss, unit=unit))
-    _wait(device)
-    elapsed_us = int((time.perf_counter() - started) * 1e6)
-    check(loss, done)
-    task.progress(done, done, loss, unit=unit)
-    return Result(
-        unit=unit,
-        done=done,
-        elapsed_us=elapsed_us,
-        stop_reason=reason,
-        loss_first=None if first is None else decimal(first),
-        loss_final=None if loss is None else decimal(loss),
-    )
-
-
-def check_finite(loss: Any, which: str, hint: str) -> None:
-    """Refuse a loss that is no finite number; raises `RunError` (`nonfinite-loss`)."""
-    if loss is not None and not math.isfinite(float(loss)):
-        raise RunError(Code.NONFINITE_LOSS, f"the loss of {which} is not a finite number", hint=hint)
-
-
 def log(text: str) -> None:
     """Write a line to the sealed log."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
     """Return when the device has done its work, so that a clock may be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -28,7 +28,7 @@ _MAX_TOKENIZER_BYTES = 256 << 20
 # What an owner waits for; a chat takes a template some milliseconds.
 _TRIED_S = 20.0
 # What reads a chat template in a sandbox that holds: escapes are known of older ones (as transformers says).
-_READERS = ("transformers>=4.56", "jinja2>=3.1.6")
+_READERS = ("transformers>=5", "jinja2>=3.1.6")
 _TEMPLATES = "additional_chat_templates"
 
 _CONFIG = "tokenizer_config.json"

@@ -83,7 +83,7 @@ def weight_files(open_file: Callable[[str], BinaryIO], prefix: str, names: list[
     return wanted
 
 
-def check_model(model: str, targets: tuple[str, ...], files: Mapping[str, PlainFile]) -> list[str]:
+def check_model(model: str, targets: str | tuple[str, ...], files: Mapping[str, PlainFile]) -> list[str]:
     """Check that a model loads and has the targets; return what was not checked; raises as `registry.examine`."""
     if model.startswith("config:"):
         _check_targets(targets, set(LINEAR), model)
@@ -165,7 +165,9 @@ def _layers(name: str, file: PlainFile) -> set[str]:
     }
 
 
-def _check_targets(targets: tuple[str, ...], layers: set[str], where: str) -> None:
+def _check_targets(targets: str | tuple[str, ...], layers: set[str], where: str) -> None:
+    if isinstance(targets, str):
+        return  # all linear layers
     # A target is a layer's name, or the end of its path.
     missing = [target for target in targets if target.rpartition(".")[2] not in layers]
     if missing:

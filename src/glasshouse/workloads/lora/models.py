@@ -1,19 +1,16 @@
-"""The base model of a `lora` job with its tokenizer, and its adapter as files in peft's own format (no pickle)."""
+"""The base model of a `lora` job, with its tokenizer."""
 
 from __future__ import annotations
 
-import json
-import tempfile
-from pathlib import Path, PurePosixPath
+import importlib.util
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
-from safetensors.torch import save
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, Qwen2Config
 from transformers.utils import logging as transformers_logging
 
-from glasshouse.errors import Code, PlatformError, UsageError
+from glasshouse.errors import Code, PlatformError, RunError, UsageError
 from glasshouse.task.handle import Task
 from glasshouse.workloads.builtin import weights
 from glasshouse.workloads.job_keys import job_invalid
@@ -35,17 +32,22 @@ def base_model(task: Task, params: LoraParams, device: torch.device) -> tuple[An
     transformers_logging.disable_progress_bar()  # a bar in a log is noise
     dtype = _DTYPES[params.dtype]
     # Kernels of the default attention add in any order on a GPU.
-    attention = {"attn_implementation": "eager"} if params.deterministic and device.type == "cuda" else {}
+    options: dict[str, Any] = {"attn_implementation": "eager"} if params.deterministic and device.type == "cuda" else {}
+    if quantised := params.load_in_4bit or params.load_in_8bit:
+        options |= {"quantization_config": _quantisation(params, dtype)}
     scheme, _, rest = params.model.partition(":")
     if scheme == "config":
-        return random_model(rest, dtype, device, **attention), ByteTokenizer()
+        model = random_model(rest, dtype, device, **options)
+        if quantised:  # which is done to weights as they are loaded
+            model = _loaded(type(model), model.config, model.state_dict(), dtype, device, options)
+        return model, ByteTokenizer()
     if scheme == "inputs":
-        model, tokenizer = _packed_model(task, rest.strip("/"), dtype, device, attention)
+        model, tokenizer = _packed_model(task, rest.strip("/"), dtype, device, options)
     else:
-        model, tokenizer = _hub_model(params, dtype, attention)
+        model, tokenizer = _hub_model(params, dtype, {"device_map": {"": device}} | options)
     if not tokenizer("".join(map(chr, range(33, 127))), add_special_tokens=False)["input_ids"]:  # printable, and none
         raise job_invalid("the model's tokenizer has no vocabulary: is tokenizer.json missing?")
-    return model.to(device), tokenizer
+    return model, tokenizer
 
 
 def random_model(name: str, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:
@@ -77,13 +79,33 @@ def _packed_model(
     opener = weights.opener(device)
     for name in names_of_weights:
         state |= task.tensors(name, torch, opener=opener)
+    return _loaded(kind, config, state, dtype, device, options), tokenizer
+
+
+def _loaded(kind: Any, config: Any, state: Any, dtype: torch.dtype, device: torch.device, options: Any) -> Any:
+    """Make a model of weights that are there."""
     # Left to itself, transformers would bring every tensor to host memory first.
     where = {"": device}
-    model = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype, device_map=where, **options)
-    return model, tokenizer
+    return kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype, device_map=where, **options)
 
 
-def _hub_model(params: LoraParams, dtype: torch.dtype, options: dict[str, str]) -> tuple[Any, Any]:
+def _quantisation(params: LoraParams, dtype: torch.dtype) -> BitsAndBytesConfig:
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise RunError(
+            Code.REQUIREMENT_MISSING,
+            "the job loads its model in fewer bits, and this machine lacks the distribution bitsandbytes",
+            hint="choose an image that has it, or take load_in_4bit and load_in_8bit out of [params]",
+        )
+    return BitsAndBytesConfig(
+        load_in_4bit=params.load_in_4bit,
+        load_in_8bit=params.load_in_8bit,
+        bnb_4bit_quant_type=params.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=params.bnb_4bit_use_double_quant,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def _hub_model(params: LoraParams, dtype: torch.dtype, options: dict[str, Any]) -> tuple[Any, Any]:
     try:
         # Code that comes with a model is never run: it would be trusted with the data.
         source: dict[str, Any] = {"trust_remote_code": False}
@@ -113,45 +135,3 @@ def _not_found(params: LoraParams) -> PlatformError:
         f"the model {at} is a hub id, and this job's policy lets the worker reach no network",
         hint=f"pack the model: {packed}; or list the hub's peers in the policy's egress",
     )
-
-
-def attach(model: Any, params: LoraParams) -> Any:
-    """Freeze `model` and put an adapter on its target modules; raises `UsageError` where it has none of them.
-
-    Adapter weights are float32: updates of the usual size vanish when they are added to weights in bfloat16.
-    """
-    model.name_or_path = model.config.name_or_path = params.base_name  # peft reads it there, not from its own argument
-    config = LoraConfig(
-        r=params.rank,
-        lora_alpha=params.alpha,
-        lora_dropout=params.dropout,
-        target_modules=list(params.target_modules),
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=params.base_name,
-    )
-    try:
-        return get_peft_model(model, config, autocast_adapter_dtype=True)
-    except ValueError as error:
-        raise job_invalid(
-            f"params.target_modules: the model has no linear layers named {params.target_modules}"
-        ) from error
-
-
-def weights_bytes(model: Any) -> bytes:
-    """Return ``adapter_model.safetensors``."""
-    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
-    data: bytes = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
-    return data
-
-
-def config_bytes(model: Any) -> bytes:
-    """Return ``adapter_config.json``, the same bytes for the same adapter."""
-    config = model.peft_config["default"]
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        values = json.loads((Path(folder) / "adapter_config.json").read_text("utf-8"))
-    for name, value in values.items():
-        if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            values[name] = sorted(value)  # a set in peft: its order changes from process to process
-    values["inference_mode"] = True
-    return (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()

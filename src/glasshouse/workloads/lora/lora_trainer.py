@@ -1,0 +1,270 @@
+"""Trains an adapter: transformers' `Trainer`, made to stop as a job does, and to fail where a number is none.
+
+Laws: no adapter leaves that is not finite, unless the job asks for it; ranks stop at the same step. Left to itself,
+`Trainer` returns normally from a loss that is not a number, with an adapter that is none.
+Source: docs/adr/0038-lora-trains-with-trainer.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from glasshouse.errors import Code, RunError
+from glasshouse.task.handle import Task, decimal
+from glasshouse.workloads.builtin import training
+from glasshouse.workloads.lora import adapters
+from glasshouse.workloads.lora.lora_params import LoraParams
+from glasshouse.workloads.measurement.measured_steps import ranges
+from glasshouse.workloads.process.job_control import Result
+
+_NO_END = 2**31 - 1
+_SAME = (
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "eval_steps",
+    "eval_strategy",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "logging_steps",
+    "lr_scheduler_type",
+    "max_grad_norm",
+    "optim",
+    "per_device_eval_batch_size",
+    "per_device_train_batch_size",
+    "save_steps",
+    "save_strategy",
+    "seed",
+    "warmup_steps",
+    "weight_decay",
+)
+# Of a line of the log, what another run of the same job would have otherwise.
+_OF_THE_CLOCK = ("runtime", "per_second", "flos")
+
+
+def arguments(params: LoraParams, task: Task, device: torch.device) -> TrainingArguments:
+    """Return a job's parameters as `Trainer` takes them."""
+    if params.max_steps is not None or params.num_train_epochs is None:
+        end: dict[str, Any] = {"max_steps": params.max_steps or _NO_END}
+    else:
+        end = {"num_train_epochs": params.num_train_epochs}
+    return TrainingArguments(
+        output_dir=str(task.workspace / "trainer"),  # where nothing is written: `_save_checkpoint` is ours
+        **end,
+        **{name: getattr(params, name) for name in _SAME},
+        use_cpu=device.type == "cpu",
+        disable_tqdm=True,
+        report_to=[],
+        logging_nan_inf_filter=False,  # on, it would put the average of earlier losses in the place of one that is none
+        remove_unused_columns=False,
+        dataloader_pin_memory=device.type == "cuda",
+        prediction_loss_only=True,
+    )
+
+
+class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed here
+    """Trains the adapter of one job."""
+
+    def __init__(self, task: Task, params: LoraParams, model: Any, device: torch.device, **given: Any) -> None:
+        self.task, self.params = task, params
+        self.step_loss: Any = None  # of the step that is being taken: the sum over its batches
+        self._phase = ranges(params.profile)
+        self._unchecked: list[tuple[str, int, _Later]] = []
+        self.job = _Job(self)
+        super().__init__(model=model, args=arguments(params, task, device), callbacks=[self.job], **given)
+        if params.profile:
+            self.accelerator.backward = self._named("backward", self.accelerator.backward)
+
+    def fit(self) -> Result:
+        """Train until a target of the job's parameters is reached or the owner stops the job.
+
+        Raises:
+            RunError: `nonfinite-loss`.
+        """
+        with contextlib.suppress(_Ended):
+            self.train()
+        self.check()
+        self.job.keep_best(self.model)
+        return self.job.result()
+
+    def check(self) -> None:
+        """Refuse what came of the steps so far, if it is not finite; raises `RunError` (`nonfinite-loss`)."""
+        self._check_late()
+        if self.params.fail_on_nonfinite and not adapters.is_finite(self.model):
+            raise self._refusal("the adapter", self.state.global_step)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        # One step late: a GPU is never waited for with nothing left to do.
+        self._check_late()
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.step_loss = loss if self.step_loss is None else self.step_loss + loss
+        self._unchecked.append(("the loss", self.state.global_step + 1, _Later(loss)))
+        return loss
+
+    def get_batch_samples(self, *given: Any) -> Any:
+        self.step_loss = None
+        with self._phase("data"):
+            return super().get_batch_samples(*given)
+
+    def compute_loss(self, *given: Any, **named: Any) -> Any:
+        with self._phase("forward"):
+            return super().compute_loss(*given, **named)
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        with self._phase("optimizer"):
+            norm = super()._clip_grad_norm(model)
+        self._unchecked.append(("the gradient", self.state.global_step + 1, _Later(norm)))
+        return norm
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Have the adapter leave, and nothing else: Trainer's own checkpoint is a folder with pickles."""
+        self.check()
+        if self.is_world_process_zero():
+            with self._phase("checkpoint"):
+                name = f"checkpoints/step-{self.state.global_step}/adapter_model.safetensors"
+                self.task.checkpoint(name, adapters.weights_bytes(self.model))
+
+    def agreed(self, reason: str | None) -> str | None:
+        """Return a reason to stop after this step that all ranks have: the strongest of any of them."""
+        if self.args.world_size == 1:
+            return reason
+        order = (None, "time", "stopped")
+        strongest = torch.tensor(order.index(reason), device=self.args.device)
+        torch.distributed.all_reduce(strongest, torch.distributed.ReduceOp.MAX)
+        return order[int(strongest)]
+
+    def _check_late(self) -> None:
+        waiting, self._unchecked = self._unchecked, []
+        if self.params.fail_on_nonfinite:
+            for what, step, number in waiting:
+                if not math.isfinite(number.read()):
+                    raise self._refusal(what, step)
+
+    def _refusal(self, what: str, step: int) -> RunError:
+        return RunError(
+            Code.NONFINITE_LOSS,
+            f"{what} of step {step} is not a finite number",
+            hint="lower learning_rate, or look at the data; fail_on_nonfinite = false goes on regardless",
+        )
+
+    def _named(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def named(*given: Any, **more: Any) -> Any:
+            with self._phase(phase):
+                return call(*given, **more)
+
+        return named
+
+
+class _Job(TrainerCallback):  # type: ignore[misc]
+    """What a job asks of each step: progress, the owner's stop, the clock, and the best adapter so far."""
+
+    def __init__(self, trainer: LoraTrainer) -> None:
+        self._trainer, self._task, self._params = trainer, trainer.task, trainer.params
+        self._reason: str | None = None
+        self._best, self._worse = math.inf, 0
+        self._kept: dict[str, torch.Tensor] = {}
+        self._first: Any = None
+        self._done, self._elapsed_us = 0, 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._total = None if state.max_steps == _NO_END else state.max_steps
+        self._task.progress(0, self._total)
+        training.wait(args.device)
+        self._started = time.perf_counter()
+        if self._task.should_stop():
+            self._reason = self._task.stop_reason
+            raise _Ended
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = self._trainer
+        self._done = state.global_step
+        self._first = trainer.step_loss if self._first is None else self._first
+        self._task.progress(self._done, self._total, trainer.step_loss)
+        reason = None
+        if self._task.should_stop():
+            reason = self._task.stop_reason
+        elif self._params.seconds is not None and time.perf_counter() - self._started >= self._params.seconds:
+            reason = "time"
+        reason = trainer.agreed(reason)
+        if reason is not None and self._done != self._total:
+            self._reason = reason
+            control.should_training_stop = True
+        self.on_epoch_end(args, state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._reason == "stopped" or self._task.over:
+            # A stop leaves a few seconds, enough for the adapter.
+            control.should_evaluate = control.should_save = False
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
+        loss, params = metrics["eval_loss"], self._params
+        better = loss < self._best - params.early_stopping_threshold
+        self._worse = 0 if better else self._worse + 1
+        if loss < self._best and params.load_best_model_at_end:
+            self._kept = adapters.copied(self._trainer.model)
+        self._best = min(loss, self._best)
+        if params.early_stopping_patience is not None and self._worse >= params.early_stopping_patience:
+            training.log(f"lora: stopped after {self._worse} evaluations without a better loss than {self._best:.6g}")
+            self._reason = "finished"
+            control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        training.wait(args.device)
+        self._elapsed_us = int((time.perf_counter() - self._started) * 1e6)
+
+    def keep_best(self, model: Any) -> None:
+        """Put the adapter of the best evaluation in the place of the last one, where the job asks for it."""
+        if self._kept:
+            adapters.put_back(model, self._kept)
+            training.log(f"lora: the adapter is that of the best evaluation, with the loss {self._best:.6g}")
+
+    def result(self) -> Result:
+        """Return how the training ended."""
+        last = self._trainer.step_loss
+        self._task.progress(self._done, self._done, last)
+        return Result(
+            unit="step",
+            done=self._done,
+            elapsed_us=self._elapsed_us,
+            stop_reason=self._reason or "steps",
+            loss_first=None if self._first is None else decimal(self._first),
+            loss_final=None if last is None else decimal(last),
+        )
+
+
+class _Ended(Exception):  # noqa: N818 - no error
+    """The job is over before its first step."""
+
+
+class _Later:
+    """A number that the device has yet to reach, read without waiting for what was queued behind it."""
+
+    def __init__(self, value: Any) -> None:
+        self._event = None
+        self._value = value.detach() if isinstance(value, torch.Tensor) else value
+        if isinstance(self._value, torch.Tensor) and self._value.device.type == "cuda":
+            self._value = self._value.to("cpu", non_blocking=True)  # to page-locked memory
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> float:
+        if self._event is not None:
+            self._event.synchronize()
+        return float(self._value)
+
+
+def history(trainer: LoraTrainer) -> list[dict[str, Any]]:
+    """Return the lines of the log: losses, gradient norms and learning rates by step, and evaluations."""
+    lines = [
+        {name: value for name, value in line.items() if not name.endswith(_OF_THE_CLOCK)}
+        for line in trainer.state.log_history
+        if "loss" in line or "eval_loss" in line
+    ]
+    return [{name: value if math.isfinite(value) else None for name, value in line.items()} for line in lines]
