@@ -230,7 +230,7 @@ def objects_and_barriers(rank: int) -> None:
     if rank == 2:
         time.sleep(0.3)
     came = [time.monotonic()]  # one clock for all processes
-    dist.group.WORLD.monitored_barrier(timedelta(seconds=20))
+    dist.monitored_barrier(timeout=timedelta(seconds=20))
     left = time.monotonic()
     dist.broadcast_object_list(came, src=2)
     assert left >= came[0], "nobody leaves a barrier before the last has come"

@@ -116,6 +116,12 @@ def test_no_backend_is_attached_beside_a_sealed_group(sealed: SealedGroup, monke
     assert refused(raised)
 
 
+def test_a_monitored_barrier_of_another_group_stays_torchs(world: None) -> None:
+    dist.monitored_barrier()
+    with pytest.raises(TypeError, match="timeout"):
+        dist.monitored_barrier(timeout="soon")
+
+
 def test_rpc_is_not_started_beside_a_sealed_group(sealed: SealedGroup) -> None:
     rpc = sys.modules["torch.distributed.rpc"]
     with pytest.raises(CollectiveError) as raised:

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from glasshouse.collectives.engine.engine import Engine
-from glasshouse.collectives.torch_backend import guard, reach
+from glasshouse.collectives.torch_backend import reach
 from glasshouse.collectives.transport import endpoint, mesh
 from glasshouse.collectives.transport.dial import HandedOver, handed_over
 from glasshouse.collectives.transport.local_link import LocalLink
@@ -122,7 +122,7 @@ def test_what_comes_on_a_door_is_a_connection_or_refused() -> None:
     assert descriptors() == before
 
 
-# torch's rendezvous, and the other backends
+# torch's rendezvous
 
 
 @pytest.fixture
@@ -140,20 +140,6 @@ def test_torchs_rendezvous_ends_at_the_ranks_own_store(
     for name, value in {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
     assert next(dist.rendezvous(url, 0, 1))[0] is nameless
-
-
-@pytest.mark.parametrize("backend", ["gloo", "nccl", "cpu:gloo,cuda:nccl", "undefined", "mpi"])
-def test_where_there_is_no_network_every_other_backend_is_refused_by_the_name_of_sealed(
-    backend: str, nameless: Any
-) -> None:
-    with pytest.raises(CollectiveError, match="the backend is `sealed`") as caught:
-        guard.check_backend(backend)
-    assert caught.value.code is Code.COLLECTIVE_UNSEALED
-    assert "sealed" in caught.value.hint
-    guard.check_backend("sealed")
-    with pytest.raises(CollectiveError, match="the backend is `sealed`"):
-        dist.init_process_group("gloo", store=nameless, rank=0, world_size=1)
-    assert not dist.is_initialized()
 
 
 def test_with_a_network_torch_makes_its_own_store() -> None:

@@ -25,8 +25,13 @@ def register() -> None:
             from glasshouse.collectives.torch_backend import torch_hooks
 
             distributed.Backend.register_backend(reach.NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-            torch_hooks.before_groups(_check)
+            torch_hooks.before_groups(_choose)
             torch_hooks.instead_of_rendezvous(reach.store)
+            torch_hooks.instead_of_monitored_barrier(_monitored_barrier)
+            if reach.all_sealed():
+                from glasshouse.collectives.torch_backend import in_job
+
+                in_job.install()
     except Exception:  # noqa: S110
         pass
 
@@ -38,13 +43,25 @@ def _create(options: Any, backend_options: Any) -> Any:
     return process_group.create(options, backend_options)
 
 
-def _check(backend: str) -> None:
+def _choose(backend: str, options: Any) -> tuple[str, Any]:
     """Check a group that torch is to make, where it, the process or the process's parent is a sealed one.
 
     A backend is given only its own part of "cpu:gloo,cuda:sealed", so it cannot see such a mixture itself.
     """
-    asked = reach.NAME in backend.lower() or reach.PARENT_VARIABLE in os.environ
-    if asked or _GUARD in sys.modules or reach.store() is not None:
+    if reach.all_sealed():
+        from glasshouse.collectives.torch_backend import in_job
+
+        backend, options = in_job.choose(backend, options)
+    if reach.NAME in backend.lower() or reach.PARENT_VARIABLE in os.environ or _GUARD in sys.modules:
         from glasshouse.collectives.torch_backend import guard
 
         guard.check_backend(backend)
+    return backend, options
+
+
+def _monitored_barrier(group: Any, timeout: Any, wait_all_ranks: bool) -> bool:
+    """Wait for every rank of a sealed group; return whether it is one."""
+    if _GUARD not in sys.modules or group not in sys.modules[_GUARD].groups():
+        return False
+    group.monitored_barrier(timeout, wait_all_ranks)
+    return True

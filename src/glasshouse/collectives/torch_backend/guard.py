@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from glasshouse.collectives.torch_backend import torch_hooks
-from glasshouse.collectives.torch_backend.reach import NAME, PARENT_VARIABLE, store
+from glasshouse.collectives.torch_backend.reach import NAME, PARENT_VARIABLE
 from glasshouse.errors import Code, CollectiveError
 
 LOCAL = frozenset(
@@ -44,18 +44,13 @@ def check_backend(backend: str) -> None:
     Raises:
         CollectiveError: `collective-unsealed`, it mixes backends, or another than this process's groups have.
     """
-    names = {part.strip().rsplit(":", 1)[-1] for part in backend.lower().split(",")}
+    names = names_in(backend)
     if NAME in names:
         others = sorted(names - {NAME})
         if others:
             raise _refusal(f"a group is sealed for all of its devices or for none, not {NAME} and {', '.join(others)}")
         if torch_hooks.torchcomms_runs():
             raise _refusal("torchcomms replaces every backend of torch.distributed; a sealed group cannot use it")
-    elif store() is not None:
-        raise _refusal(
-            f"a group of the backend {backend} needs a network, and ranks have none here: the backend is `{NAME}`",
-            hint='torch.distributed.init_process_group("sealed")',
-        )
     elif _groups:
         raise _refusal(f"a group of the backend {backend} would not be sealed, and this process's groups are")
     elif PARENT_VARIABLE in os.environ:
@@ -64,6 +59,11 @@ def check_backend(backend: str) -> None:
             hint="asynchronous checkpoints can be written by a thread instead (AsyncCheckpointerType.THREAD); if"
             f" this process may send in plaintext, start it without {PARENT_VARIABLE} in its environment",
         )
+
+
+def names_in(backend: str) -> set[str]:
+    """Return the backends that torch's string names, of one or of several devices."""
+    return {part.strip().rsplit(":", 1)[-1] for part in backend.lower().split(",")}
 
 
 def check_unsealed() -> None:

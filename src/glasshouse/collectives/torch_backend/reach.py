@@ -1,4 +1,4 @@
-"""How ranks are reached without a network: set by the process that starts a rank, before its script runs.
+"""What a rank of a job is set to before its script runs: which groups are sealed, and how others are reached.
 
 Imports nothing heavy: a script may still want to set what frameworks read when they are imported.
 """
@@ -17,7 +17,19 @@ PARENT_VARIABLE = "GLASSHOUSE_SEALED_PARENT"
 """In the environment of processes that a rank of a sealed group starts: the process id of that rank."""
 
 _dialler: Dialler | None = None
+_all_sealed = False
 _store: Callable[[], object] | None = None
+
+
+def seal_all(every: bool = True) -> None:
+    """Have every group of this process sealed, whichever backend is asked for (`in_job`); before torch is imported."""
+    global _all_sealed
+    _all_sealed = every
+
+
+def all_sealed() -> bool:
+    """Return what `seal_all` set."""
+    return _all_sealed
 
 
 def use_dialler(dialler: Dialler | None) -> None:
@@ -32,10 +44,7 @@ def dialler() -> Dialler | None:
 
 
 def use_store(store: Callable[[], object] | None) -> None:
-    """Have torch's rendezvous by environment or address end at this store; None for the network.
-
-    Where there is one, this process has no network, and no backend but `sealed` does without.
-    """
+    """Have torch's rendezvous by environment or address end at this store; None for the network."""
     global _store
     _store = store
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib.abc
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from importlib.machinery import ModuleSpec
 from typing import Any, TypeVar
 
 import torch
@@ -33,13 +36,44 @@ def eager(owner: _Class) -> _Class:
     return owner
 
 
-def before_groups(check: Callable[[str], None]) -> None:
-    """Call `check(backend)` before torch makes any group, once for the process."""
+def before_groups(choose: Callable[[str, Any], tuple[str, Any]]) -> None:
+    """Have torch make each group with the backend and the options that `choose(backend, options)` returns."""
 
-    def before(group_size: Any, group_rank: Any, ranks: Any, backend: Any, *_: Any, **__: Any) -> None:
-        check(str(backend))
+    def made(original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(size: Any, rank: Any, ranks: Any, backend: Any, *more: Any, **named: Any) -> Any:
+            chosen, named["backend_options"] = choose(str(backend), named.get("backend_options"))
+            return original(size, rank, ranks, chosen, *more, **named)
 
-    _intercept(distributed_c10d, "_new_process_group_helper", before)
+        return make
+
+    _replace(distributed_c10d, "_new_process_group_helper", made)
+
+
+def instead_of_monitored_barrier(do: Callable[[Any, Any, bool], bool]) -> None:
+    """Have `do(group, timeout, wait_all_ranks)` take the place of torch's function, which is for gloo alone.
+
+    It returns False for a group that it leaves to torch's.
+    """
+
+    def made(original: Callable[..., Any]) -> Callable[..., Any]:
+        def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+            if not do(dist.group.WORLD if group is None else group, timeout, wait_all_ranks):
+                original(group, timeout, wait_all_ranks)
+
+        return monitored_barrier
+
+    for owner in (distributed_c10d, dist):
+        _replace(owner, "monitored_barrier", made)
+
+
+def instead_of_async_save(save: Callable[..., Any]) -> None:
+    """Have `save(torch's own, …)` take the place of torch.distributed.checkpoint's `async_save`, as it is imported."""
+
+    def made(original: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.partial(save, original)
+
+    # Half a second to import, and most scripts do without.
+    _after_import("torch.distributed.checkpoint.state_dict_saver", lambda saver: _replace(saver, "async_save", made))
 
 
 def instead_of_rendezvous(store: Callable[[], Callable[[], object] | None]) -> None:
@@ -145,15 +179,54 @@ class Kernels:
 
 
 def _intercept(owner: Any, name: str, before: Callable[..., Any], *, static: bool = False) -> None:
-    """Call `before` ahead of a function of torch's, and in its place where it returns a value; once for the process."""
+    """Call `before` ahead of a function of torch's, and in its place where it returns a value."""
+
+    def made(original: Callable[..., Any]) -> Callable[..., Any]:
+        def intercepted(*args: Any, **named: Any) -> Any:
+            instead = before(*args, **named)
+            return original(*args, **named) if instead is None else instead
+
+        return intercepted
+
+    _replace(owner, name, made, static=static)
+
+
+def _replace(
+    owner: Any, name: str, made: Callable[[Callable[..., Any]], Callable[..., Any]], *, static: bool = False
+) -> None:
+    """Put what `made` makes of a function of torch's in its place, once for the process."""
     original = getattr(owner, name)
     if hasattr(original, _MARK):
         return
+    replacement = functools.update_wrapper(made(original), original)
+    setattr(replacement, _MARK, True)
+    setattr(owner, name, staticmethod(replacement) if static else replacement)
 
-    @functools.wraps(original)
-    def intercepted(*args: Any, **named: Any) -> Any:
-        instead = before(*args, **named)
-        return original(*args, **named) if instead is None else instead
 
-    setattr(intercepted, _MARK, True)
-    setattr(owner, name, staticmethod(intercepted) if static else intercepted)
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Acts on one module when it has been imported."""
+
+    def __init__(self, name: str, act: Callable[[Any], None]) -> None:
+        self._name, self._act = name, act
+
+    def find_spec(self, name: str, _path: Any, _target: Any = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                self._act(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _after_import(name: str, act: Callable[[Any], None]) -> None:
+    if name in sys.modules:
+        act(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, act))

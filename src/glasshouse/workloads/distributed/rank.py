@@ -66,6 +66,7 @@ def _report(channel: RankChannel, outcome: Result | BaseException) -> int:
 def _run(channel: RankChannel) -> Result:
     from pathlib import Path
 
+    from glasshouse.collectives.torch_backend import reach
     from glasshouse.task import install
     from glasshouse.task.handle import Task
     from glasshouse.workloads.builtin import script
@@ -87,8 +88,8 @@ def _run(channel: RankChannel) -> Result:
     bytecode.allow_third_party()
     control = JobControl(lambda outcome: _report(channel, outcome))
     channel.listen(control.stop)
+    reach.seal_all()
     if channel.machine is not None:
-        from glasshouse.collectives.torch_backend import reach
         from glasshouse.workloads.distributed.rank_channel import OtherMachines
 
         reach.use_dialler(OtherMachines(channel, channel.machine))

@@ -158,7 +158,7 @@ _REASONS: tuple[tuple[Callable[[BaseException], bool], str, str], ...] = (
     (
         lambda error: bool(_OTHER_BACKEND.search(str(error))),
         "asked for a backend of torch.distributed that there is none of here",
-        'the ranks of a job talk through `sealed` alone: init_process_group("sealed")',
+        "start it with --ranks N, also with one: each group is sealed then, whichever backend it names",
     ),
     (
         lambda error: _WANTED_RANKS in str(error),
