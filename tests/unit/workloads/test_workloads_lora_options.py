@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load
 
-from glasshouse.errors import Code, UsageError
+from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.workloads.lora import lora
 from glasshouse.workloads.lora.lora_params import LoraParams
 from glasshouse.workloads.process.job_control import JobControl, Result
@@ -32,9 +34,11 @@ OTHERS = b"".join(json.dumps({"prompt": f"Odd? {n}", "completion": "!?!"}).encod
 TINY = {"model": "config:qwen2-tiny", "dtype": "float32", "device": "cpu", "deterministic": True}
 
 
-def run(tmp_path: Path, *, records: bytes = RECORDS, **params: Any) -> tuple[Result, Recorder]:
-    files = {"train.jsonl": records, "other.jsonl": OTHERS}
-    task, found, channel = recorded_task("lora", TINY | params, files, tmp_path)
+def run(
+    tmp_path: Path, *, records: bytes = RECORDS, files: Mapping[str, bytes] = MappingProxyType({}), **params: Any
+) -> tuple[Result, Recorder]:
+    given = {"train.jsonl": records, "other.jsonl": OTHERS, **files}
+    task, found, channel = recorded_task("lora", TINY | params, given, tmp_path)
     result = lora.run(task, found, JobControl(lambda *_: 0))  # type: ignore[arg-type]
     task.close()
     return result, channel
@@ -253,3 +257,66 @@ def tiny(kind: str) -> Any:
     torch.manual_seed(3)
     config = AutoConfig.for_model(kind, vocab_size=264, **width)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+# going on from an adapter
+
+
+def adapter_of(channel: Recorder) -> dict[str, bytes]:
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    return {f"before/{name}": channel.outputs[name] for name in names}
+
+
+def test_training_goes_on_from_an_adapter(tmp_path: Path) -> None:
+    params = {"learning_rate": 0.01, "max_steps": 10}
+    first, one = run(tmp_path / "1", r=2, target_modules=["k_proj"], use_rslora=True, **params)
+    second, two = run(tmp_path / "2", files=adapter_of(one), adapter="before", **params)
+    # The first batch is the same one, and what was learnt from it is there.
+    assert float(second.loss_first or 9) < 0.7 * float(first.loss_first or 0)
+    config = json.loads(two.outputs["adapter_config.json"])
+    assert (config["r"], config["target_modules"], config["use_rslora"]) == (2, ["k_proj"], True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"base_model_name_or_path": "org/other"}, "is of the base 'org/other'"),
+        ({"peft_type": "LOHA"}, "of a kind that lora does not train"),
+        ({"bias": "all"}, "of a kind that lora does not train"),
+        ({"modules_to_save": ["lm_head"]}, "does not train: modules_to_save"),
+        ({"rank_pattern": {"q_proj": 8}}, "does not train: rank_pattern"),
+        ({"r": 0}, "r must be a whole number"),
+        ({"r": 8}, "another base: .* another shape"),
+        ({"target_modules": ["q_proj", "k_proj"]}, "another base: .*k_proj.* is not there"),
+    ],
+)
+def test_an_adapter_of_another_base_or_kind_is_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+    _, channel = run(tmp_path / "1", max_steps=1)
+    files = adapter_of(channel)
+    files["before/adapter_config.json"] = json.dumps(json.loads(files["before/adapter_config.json"]) | changes).encode()
+    with pytest.raises(UsageError, match=why) as refused:
+        run(tmp_path / "2", files=files, adapter="before", max_steps=1)
+    assert refused.value.code is Code.JOB_INVALID
+
+
+# fewer bits
+
+
+@pytest.mark.parametrize("params", [{"load_in_4bit": True}, {"load_in_8bit": True}, {"optim": "adamw_8bit"}])
+def test_a_base_in_few_bits_trains_where_bitsandbytes_is(tmp_path: Path, params: dict[str, Any]) -> None:
+    pytest.importorskip("bitsandbytes")
+    result, channel = run(tmp_path, dtype="bfloat16", deterministic=False, max_steps=8, learning_rate=0.01, **params)
+    assert float(result.loss_final or 9) < 0.7 * float(result.loss_first or 0)
+    weights = load(channel.outputs["adapter_model.safetensors"])
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
+def test_a_machine_without_bitsandbytes_is_named_with_the_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(lora.requirements(LoraParams.read(TINY | {"load_in_4bit": True}), ["train.jsonl"])) == [
+        "bitsandbytes>=0.46"
+    ]
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(RunError, match="lacks the distribution bitsandbytes") as refused:
+        run(tmp_path, load_in_4bit=True)
+    assert refused.value.code is Code.REQUIREMENT_MISSING
+    assert "load_in_4bit" in refused.value.hint

@@ -138,6 +138,13 @@ def test_records_that_are_all_too_long_or_missing_are_refused_and_some_are_noted
     assert looked("lora", TINY, {"train.jsonl": lines(GOOD)}) == []
 
 
+def test_records_to_evaluate_on_are_looked_at_too() -> None:
+    params = TINY | {"eval_data": "held.jsonl"}
+    files = {"train.jsonl": lines(GOOD), "held.jsonl": lines(GOOD, {"instruction": "a"})}
+    assert "held.jsonl line 2" in refused("lora", params, files).message
+    assert "'held.jsonl', which are not among" in refused("lora", params, {"train.jsonl": lines(GOOD)}).message
+
+
 class ByLine(io.BytesIO):
     """A file that must not be read by lines of any length."""
 
@@ -219,6 +226,38 @@ def packed(changed: Mapping[str, bytes | None] | None = None) -> dict[str, bytes
 def test_a_packed_model_that_cannot_be_loaded_is_refused(changed: dict[str, bytes | None], words: str) -> None:
     pytest.importorskip("transformers")
     assert words in refused("lora", PACKED, packed(changed)).message
+
+
+ADAPTER = "base_model.model.model.layers.{layer}.attn.q_proj.lora_{side}.weight"
+SETTINGS = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "base_model_name_or_path": "org/base"}
+
+
+def adapted(*, layer: int = 0, wide: int = 8, tall: int = 8, **changes: Any) -> dict[str, bytes]:
+    """Return a job that goes on from an adapter of rank 2."""
+    weights = tensors(
+        (ADAPTER.format(layer=layer, side="A"), (2, wide)), (ADAPTER.format(layer=layer, side="B"), (tall, 2))
+    )
+    config = json.dumps(SETTINGS | changes).encode()
+    return packed() | {"before/adapter_config.json": config, "before/adapter_model.safetensors": weights}
+
+
+def test_an_adapter_to_go_on_from_is_one_of_the_jobs_model() -> None:
+    params = PACKED | {"adapter": "before/"}
+    pytest.importorskip("transformers")
+    assert [note for note in looked("lora", params, adapted()) if "adapter" in note] == []
+    for files, words in (
+        (adapted(layer=1), "of another base: it adapts model.layers.1.attn.q_proj, which the model does not have"),
+        (adapted(wide=16), "whose weights have the shape (8, 8) here"),
+        (adapted(tall=16), "whose weights have the shape (8, 8) here"),
+        (adapted(base_model_name_or_path="org/7b"), "of the base 'org/7b', and the job's model is called 'base'"),
+        (adapted(peft_type="IA3"), "of a kind that lora does not train"),
+    ):
+        assert words in refused("lora", params, files).message
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        files = {one: data for one, data in adapted().items() if not one.endswith(name)}
+        assert f"the folder 'before' has no {name}" in refused("lora", params, files).message
+    files = adapted() | {"before/adapter_config.json": b"[1]"}
+    assert "before/adapter_config.json is not a JSON object" in refused("lora", params, files).message
 
 
 def test_an_index_of_weights_names_files_that_are_there() -> None:

@@ -4,38 +4,56 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, prepare_model_for_kbit_training
+from peft import (
+    LoraConfig,
+    get_peft_model,
+    get_peft_model_state_dict,
+    prepare_model_for_kbit_training,
+    set_peft_model_state_dict,
+)
 from safetensors.torch import save
 
 from glasshouse.workloads.job_keys import job_invalid
-from glasshouse.workloads.lora.lora_params import LoraParams
+from glasshouse.workloads.lora.lora_params import OF_ADAPTER, LoraParams
 
 
-def attach(model: Any, params: LoraParams) -> Any:
-    """Freeze `model` and put an adapter on its target modules; raises `UsageError` where it has none of them.
+def attach(model: Any, params: LoraParams, before: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None) -> Any:
+    """Freeze `model` and put an adapter on its target modules.
 
     Adapter weights are float32: updates of the usual size vanish when they are added to weights in bfloat16.
+
+    Args:
+        before: of an adapter to go on from, its settings by the names of `lora_params.OF_ADAPTER`, and its weights.
+
+    Raises:
+        UsageError: `job-invalid`: the model has none of the target modules, or the weights are of another base.
     """
     model.name_or_path = model.config.name_or_path = params.base_name  # peft reads it there, not from its own argument
-    if params.load_in_4bit or params.load_in_8bit:
+    if params.in_few_bits:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    targets = params.target_modules
+    settings, weights = before or ({name: getattr(params, name) for name in OF_ADAPTER}, {})
+    targets = settings["target_modules"]
     config = LoraConfig(
-        **{name: getattr(params, name) for name in ("r", "lora_alpha", "lora_dropout", "use_dora", "use_rslora")},
-        target_modules=targets if isinstance(targets, str) else list(targets),
+        **{**settings, "target_modules": targets if isinstance(targets, str) else list(targets)},
         task_type="CAUSAL_LM",
         base_model_name_or_path=params.base_name,
     )
     try:
-        return get_peft_model(model, config, autocast_adapter_dtype=True)
+        model = get_peft_model(model, config, autocast_adapter_dtype=True)
     except ValueError as error:
-        raise job_invalid(
-            f"params.target_modules: the model has no linear layers named {params.target_modules}"
-        ) from error
+        raise job_invalid(f"params.target_modules: the model has no linear layers named {targets}") from error
+    if weights:
+        own = get_peft_model_state_dict(model, save_embedding_layers=False)
+        wrong = sorted(own.keys() ^ weights.keys()) or [name for name in own if own[name].shape != weights[name].shape]
+        if wrong:
+            raise job_invalid(f"params.adapter is of another base: {wrong[0]} is not there, or of another shape")
+        set_peft_model_state_dict(model, dict(weights))
+    return model
 
 
 def is_finite(model: Any) -> bool:

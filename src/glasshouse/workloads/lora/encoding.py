@@ -230,32 +230,35 @@ def encode_records(
 
 
 def check_data(params: LoraParams, files: Mapping[str, PlainFile]) -> list[str]:
-    """Check an input of records; return what could not be checked here and what is passed over.
+    """Check the inputs of records; return what could not be checked here and what is passed over.
 
     Raises:
         UsageError: as `read_records` and `encode_records`.
     """
-    data = params.data
-    if missing := lacking(needed(files, data)):
-        return [f"the records of {data} were not read: this machine lacks " + "; ".join(missing)]
-    tokenizer, note = _tokenizer(params, files)
-    found = read_records(lambda name: files[name].open(), files, data)
-    if tokenizer is None:
-        for _ in found:
-            pass
-        return [note]
-    examples = encode_records(found, data, tokenizer, params, within_s=_TRIED_S)
-    _check_config(examples, params, files)
-    notes = []
-    if "strftime_now" in str(tokenizer.chat_template):
+    notes, tokenizer = [], None
+    for data in filter(None, (params.data, params.eval_data)):
+        if missing := lacking(needed(files, data)):
+            notes.append(f"the records of {data} were not read: this machine lacks " + "; ".join(missing))
+            continue
+        if tokenizer is None:
+            tokenizer, why = _tokenizer(params, files)
+        found = read_records(lambda name: files[name].open(), files, data)
+        if tokenizer is None:
+            for _ in found:
+                pass
+            notes.append(f"the records of {data} were read, and not tried with the model's tokenizer: {why}")
+            continue
+        examples = encode_records(found, data, tokenizer, params, within_s=_TRIED_S)
+        _check_config(examples, data, params, files)
+        if examples.masked:
+            notes.append(
+                f"{data}: {examples.masked} records are passed over: none of their first {params.max_length} tokens "
+                "counts in the loss"
+            )
+        if examples.untried:
+            notes.append(f"{data}: the last {examples.untried} records were read, and not tried with the tokenizer")
+    if tokenizer is not None and "strftime_now" in str(tokenizer.chat_template):
         notes.append("the model's chat template writes the date into chats: tokens differ from day to day")
-    if examples.masked:
-        notes.append(
-            f"{data}: {examples.masked} records are passed over: none of their first {params.max_length} tokens "
-            "counts in the loss"
-        )
-    if examples.untried:
-        notes.append(f"{data}: the last {examples.untried} records were read, and not tried with the tokenizer")
     return notes
 
 
@@ -263,7 +266,6 @@ def _tokenizer(params: LoraParams, files: Mapping[str, PlainFile]) -> tuple[Any,
     """Return the tokenizer that the run will have; None where this machine cannot, and a note of that."""
     if params.model.startswith("config:"):
         return ByteTokenizer(), ""
-    unchecked = f"the records of {params.data} were read, and not tried with the model's tokenizer: "
     folder = folder_of(params.model)
     sides = {
         name.removeprefix(f"{folder}/"): file
@@ -271,11 +273,11 @@ def _tokenizer(params: LoraParams, files: Mapping[str, PlainFile]) -> tuple[Any,
         if name.startswith(f"{folder}/") and _is_of_tokenizer(name.removeprefix(f"{folder}/"))
     }
     if "tokenizer.json" not in sides:
-        return None, unchecked + f"the model has no {folder}/tokenizer.json"
+        return None, f"the model has no {folder}/tokenizer.json"
     if sum(file.bytes for file in sides.values()) > _MAX_TOKENIZER_BYTES:
-        return None, unchecked + f"its files have more than {_MAX_TOKENIZER_BYTES >> 20} MiB"
+        return None, f"its files have more than {_MAX_TOKENIZER_BYTES >> 20} MiB"
     if missing := lacking(_READERS):
-        return None, unchecked + "this machine lacks " + "; ".join(missing)
+        return None, "this machine lacks " + "; ".join(missing)
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
@@ -323,7 +325,7 @@ def check_ids(examples: Examples, known: int, name: str) -> None:
         )
 
 
-def _check_config(found: Examples, params: LoraParams, files: Mapping[str, PlainFile]) -> None:
+def _check_config(found: Examples, data: str, params: LoraParams, files: Mapping[str, PlainFile]) -> None:
     name = f"{folder_of(params.model)}/config.json"
     if params.model.startswith("config:") or name not in files:
         return
@@ -333,7 +335,7 @@ def _check_config(found: Examples, params: LoraParams, files: Mapping[str, Plain
         except (ValueError, RecursionError, AttributeError):
             return
     if type(known) is int:
-        check_ids(found, known, params.data)
+        check_ids(found, known, data)
 
 
 def padding(tokenizer: Tokenizer) -> int:

@@ -34,9 +34,12 @@ Params = LoraParams
 
 def examine(params: LoraParams, files: Mapping[str, PlainFile]) -> list[str]:
     """Check model and records; raises as `registry.examine`."""
-    from glasshouse.workloads.lora import encoding, model_files
+    from glasshouse.workloads.lora import adapter_files, encoding, model_files
 
-    notes = model_files.check_model(params.model, params.target_modules, files)
+    targets = () if params.adapter is not None else params.target_modules
+    notes = model_files.check_model(params.model, targets, files)
+    if params.adapter is not None:
+        adapter_files.check_adapter(params, files)
     return notes + encoding.check_data(params, files)
 
 
@@ -75,7 +78,7 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     import torch
 
     from glasshouse.workloads.builtin import training
-    from glasshouse.workloads.lora import adapters, batches, lora_trainer, models
+    from glasshouse.workloads.lora import adapter_files, adapters, batches, lora_trainer, models
     from glasshouse.workloads.lora.data_forms import data_files
     from glasshouse.workloads.lora.encoding import padding
 
@@ -94,7 +97,11 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
         raise job_invalid(
             "params.packing: with this model, examples in one row would see each other", hint="set packing = false"
         )
-    model = adapters.attach(model, params)
+    before = None
+    if params.adapter is not None:
+        weights = task.tensors(f"{params.adapter.rstrip('/')}/{adapter_files.WEIGHTS}", torch)
+        before = adapter_files.settings(task.open, task.inputs, params), weights
+    model = adapters.attach(model, params, before)
     if params.gradient_checkpointing:
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

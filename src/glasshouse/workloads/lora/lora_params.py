@@ -30,6 +30,8 @@ _MODEL = text(
     "one of " + ", ".join(f"config:{known}" for known in QWEN2) + ", or inputs:FOLDER, or a hub id",
 )
 ALL_LINEAR = "all-linear"
+OF_ADAPTER = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_dora", "use_rslora")
+"""What peft's file of an adapter says too."""
 _ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt")
 _DECAYING = ("cosine", "linear", "polynomial")
 _OF_BITSANDBYTES = ("adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit")
@@ -135,6 +137,7 @@ class LoraParams(DeviceParams):
         at_most_one("max_steps", "num_train_epochs"),
         at_most_one("eval_data", "eval_split"),
         at_most_one("load_in_4bit", "load_in_8bit"),
+        *(at_most_one("adapter", name) for name in OF_ADAPTER),
         *(needs(name, "eval_data", "eval_split") for name in _OF_EVALUATION),
         *DeviceParams.RULES,
     )
@@ -170,6 +173,11 @@ class LoraParams(DeviceParams):
     ] = ("q_proj", "v_proj")
     use_dora: Annotated[bool, FLAG, "Train the length of each weight's columns too (DoRA)."] = False
     use_rslora: Annotated[bool, FLAG, "Scale by lora_alpha / √r instead."] = False
+    adapter: Annotated[
+        str | None,
+        NAME,
+        "Input folder with an adapter of this model, as peft saves it, to go on from; what is above is its own then.",
+    ] = None
 
     # The base.
     dtype: Annotated[
@@ -262,8 +270,13 @@ class LoraParams(DeviceParams):
         return self.eval_data is not None or self.eval_split is not None
 
     @property
+    def in_few_bits(self) -> bool:
+        """Whether the base is held in 4 or 8 bits a weight."""
+        return self.load_in_4bit or self.load_in_8bit
+
+    @property
     def distributions(self) -> Mapping[str, str]:
         """What the machine has to have beside the frameworks, and what would do instead."""
-        if self.load_in_4bit or self.load_in_8bit or self.optim in _OF_BITSANDBYTES:
+        if self.in_few_bits or self.optim in _OF_BITSANDBYTES:
             return {"bitsandbytes>=0.46": "take load_in_4bit, load_in_8bit and the optim of 8 bits out of [params]"}
         return {}

@@ -9,7 +9,7 @@ import importlib.util
 import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -93,11 +93,27 @@ def check_model(model: str, targets: str | tuple[str, ...], files: Mapping[str, 
     if not names:
         raise job_invalid(f"params.model names the folder {folder!r}, which is not among the [inputs]")
     notes = _check_config(folder, files)
-    layers = {"lm_head"}  # which may share the embedding's weights, and has none of its own
-    for name in weight_files(lambda name: files[name].open(), f"{folder}/", names):
-        layers |= _layers(name, files[name])
-    _check_targets(targets, layers, folder)
+    weights = matrices(weight_files(lambda name: files[name].open(), f"{folder}/", names), files)
+    # The head may share the embedding's weights, and has none of its own.
+    _check_targets(targets, {"lm_head"} | {path.rpartition(".")[2] for path in weights}, folder)
     return notes
+
+
+def matrices(names: Iterable[str], files: Mapping[str, PlainFile]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights in some files that are matrices, by their names without ``.weight``."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        with files[name].open() as stream:
+            try:
+                spans = tensor_spans(_Seekable(stream, files[name].bytes))
+            except FormatError as error:
+                raise job_invalid(f"{name} is not valid safetensors: {error.message}") from None
+        found |= {
+            span.name.removesuffix(".weight"): span.shape
+            for span in spans
+            if span.name.endswith(".weight") and len(span.shape) == 2
+        }
+    return found
 
 
 def folder_of(model: str) -> str:
@@ -149,20 +165,6 @@ def _load_config(folder: str, config: dict[str, Any]) -> None:
             raise job_invalid(f"{folder}/config.json is no model that transformers can load: {why}") from None
     if found.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise job_invalid(f"{folder}/config.json: a model of the type {found.model_type!r} writes no text")
-
-
-def _layers(name: str, file: PlainFile) -> set[str]:
-    """Return the names, without their place, of the modules in a file whose weights are matrices."""
-    with file.open() as stream:
-        try:
-            spans = tensor_spans(_Seekable(stream, file.bytes))
-        except FormatError as error:
-            raise job_invalid(f"{name} is not valid safetensors: {error.message}") from None
-    return {
-        span.name.removesuffix(".weight").rpartition(".")[2]
-        for span in spans
-        if span.name.endswith(".weight") and len(span.shape) == 2
-    }
 
 
 def _check_targets(targets: str | tuple[str, ...], layers: set[str], where: str) -> None:

@@ -33,18 +33,17 @@ def base_model(task: Task, params: LoraParams, device: torch.device) -> tuple[An
     dtype = _DTYPES[params.dtype]
     # Kernels of the default attention add in any order on a GPU.
     options: dict[str, Any] = {"attn_implementation": "eager"} if params.deterministic and device.type == "cuda" else {}
-    if quantised := params.load_in_4bit or params.load_in_8bit:
-        options |= {"quantization_config": _quantisation(params, dtype)}
+    quantised = {"quantization_config": _quantisation(params, dtype)} if params.in_few_bits else {}
     scheme, _, rest = params.model.partition(":")
     if scheme == "config":
         model = random_model(rest, dtype, device, **options)
         if quantised:  # which is done to weights as they are loaded
-            model = _loaded(type(model), model.config, model.state_dict(), dtype, device, options)
+            model = _loaded(type(model), model.config, model.state_dict(), dtype, device, options | quantised)
         return model, ByteTokenizer()
     if scheme == "inputs":
-        model, tokenizer = _packed_model(task, rest.strip("/"), dtype, device, options)
+        model, tokenizer = _packed_model(task, rest.strip("/"), dtype, device, options | quantised)
     else:
-        model, tokenizer = _hub_model(params, dtype, {"device_map": {"": device}} | options)
+        model, tokenizer = _hub_model(params, dtype, {"device_map": {"": device}} | options | quantised)
     if not tokenizer("".join(map(chr, range(33, 127))), add_special_tokens=False)["input_ids"]:  # printable, and none
         raise job_invalid("the model's tokenizer has no vocabulary: is tokenizer.json missing?")
     return model, tokenizer
