@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import UsageError
-from glasshouse.workloads.lora import encoding
+from glasshouse.workloads.lora import data_check
+from glasshouse.workloads.lora.data_check import check_data
 from glasshouse.workloads.lora.data_forms import read_records
-from glasshouse.workloads.lora.encoding import Examples, check_data, encode_records, padding
+from glasshouse.workloads.lora.encoding import Examples, encode_records, padding
 from glasshouse.workloads.lora.lora_params import LoraParams
 from simulators import hub_tokenizers
 from tools.plain_files import Packed
@@ -249,6 +250,6 @@ def test_a_token_that_the_model_has_no_embedding_for_is_refused_at_sealing(tmp_p
 
 
 def test_records_that_were_not_tried_in_time_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "_TRIED_S", -1.0)
+    monkeypatch.setattr(data_check, "_TRIED_S", -1.0)
     notes = check_data(LoraParams.read({"model": "inputs:base"}), packed(tmp_path))
     assert notes == ["train.jsonl: the last 1 records were read, and not tried with the tokenizer"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, UsageError
-from glasshouse.workloads.lora import encoding
+from glasshouse.workloads.lora import data_check
 from glasshouse.workloads.lora.model_files import LINEAR
 from glasshouse.workloads.registry import examine, parse
 from tools.plain_files import Packed
@@ -283,7 +283,7 @@ def test_where_no_framework_is_installed_what_needs_none_is_checked(monkeypatch:
     find = importlib.util.find_spec
     absent = {"torch", "transformers"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in absent else find(name))
-    monkeypatch.setattr(encoding, "lacking", lambda wanted: [f"{one} is not installed" for one in [*wanted][1:]])
+    monkeypatch.setattr(data_check, "lacking", lambda wanted: [f"{one} is not installed" for one in [*wanted][1:]])
     notes = looked("lora", PACKED, packed({"tokenizer.json": b"{}"}))
     assert notes == [
         "base/config.json was read and not tried: transformers is not installed here",

@@ -183,14 +183,14 @@ def test_parts_are_one_input_of_one_form() -> None:
 
 
 def test_a_large_file_is_read_with_little_memory() -> None:
-    """Of two hundred mebibytes in one group of rows, a small part is in memory at a time."""
-    table = pa.table({"text": [chr(97 + number % 26) * (1 << 20) for number in range(200)]})
+    """Of a hundred mebibytes in one group of rows, a small part is in memory at a time."""
+    table = pa.table({"text": [chr(97 + number % 26) * (1 << 20) for number in range(100)]})
     data = parquet(table, use_dictionary=False, compression="zstd", write_batch_size=4)
     del table
     before = pa.total_allocated_bytes()
     found = read_records(lambda _: io.BytesIO(data), ["t.parquet"], "t.parquet")
     taken = [pa.total_allocated_bytes() - before for _ in found]
-    assert len(taken) == 200
+    assert len(taken) == 100
     assert max(taken) < 64 << 20
 
 

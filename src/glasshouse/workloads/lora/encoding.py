@@ -5,33 +5,19 @@ Source: trl 1.16, `SFTTrainer._prepare_dataset`, which is what the tests compare
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 import time
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
-from pathlib import Path, PurePosixPath
+from itertools import pairwise, takewhile
 from typing import Any, Protocol
 
 from glasshouse.errors import UsageError
 from glasshouse.workloads.job_keys import job_invalid
-from glasshouse.workloads.lora.data_forms import Record, Text, needed, read_records
+from glasshouse.workloads.lora.data_forms import Record, Text
 from glasshouse.workloads.lora.lora_params import LoraParams
-from glasshouse.workloads.lora.model_files import SIDE_FILES, folder_of
-from glasshouse.workloads.params import PlainFile
-from glasshouse.workloads.requirements import lacking
 
-_MAX_TOKENIZER_BYTES = 256 << 20
-# What an owner waits for; a chat takes a template some milliseconds.
-_TRIED_S = 20.0
-# What reads a chat template in a sandbox that holds: escapes are known of older ones (as transformers says).
-_READERS = ("transformers>=5", "jinja2>=3.1.6")
-_TEMPLATES = "additional_chat_templates"
-
-_CONFIG = "tokenizer_config.json"
 _NO_TEMPLATE = "put one beside the model as chat_template.jinja, or give texts as prompt and completion"
 _NO_CHAT = "completion_only_loss, which is on unless you turn it off, leaves the prompt out of the loss"
 _MARKERS = (
@@ -171,6 +157,11 @@ class Examples:
             f"{self.cut:,} cut at max_length, {self.masked:,} skipped"
         )
 
+    @property
+    def longest(self) -> int:
+        """How many tokens the longest has."""
+        return max((end - start for start, end in pairwise([0, *self.ends])), default=0)
+
     def example(self, index: int) -> tuple[array[int], bytearray]:
         """Return the ids of an example, and a 1 for each that counts in the loss."""
         start = self.ends[index - 1] if index else 0
@@ -229,92 +220,6 @@ def encode_records(
     return examples
 
 
-def check_data(params: LoraParams, files: Mapping[str, PlainFile]) -> list[str]:
-    """Check the inputs of records; return what could not be checked here and what is passed over.
-
-    Raises:
-        UsageError: as `read_records` and `encode_records`.
-    """
-    notes, tokenizer = [], None
-    for data in filter(None, (params.data, params.eval_data)):
-        if missing := lacking(needed(files, data)):
-            notes.append(f"the records of {data} were not read: this machine lacks " + "; ".join(missing))
-            continue
-        if tokenizer is None:
-            tokenizer, why = _tokenizer(params, files)
-        found = read_records(lambda name: files[name].open(), files, data)
-        if tokenizer is None:
-            for _ in found:
-                pass
-            notes.append(f"the records of {data} were read, and not tried with the model's tokenizer: {why}")
-            continue
-        examples = encode_records(found, data, tokenizer, params, within_s=_TRIED_S)
-        _check_config(examples, data, params, files)
-        if examples.masked:
-            notes.append(
-                f"{data}: {examples.masked} records are passed over: none of their first {params.max_length} tokens "
-                "counts in the loss"
-            )
-        if examples.untried:
-            notes.append(f"{data}: the last {examples.untried} records were read, and not tried with the tokenizer")
-    if tokenizer is not None and "strftime_now" in str(tokenizer.chat_template):
-        notes.append("the model's chat template writes the date into chats: tokens differ from day to day")
-    return notes
-
-
-def _tokenizer(params: LoraParams, files: Mapping[str, PlainFile]) -> tuple[Any, str]:
-    """Return the tokenizer that the run will have; None where this machine cannot, and a note of that."""
-    if params.model.startswith("config:"):
-        return ByteTokenizer(), ""
-    folder = folder_of(params.model)
-    sides = {
-        name.removeprefix(f"{folder}/"): file
-        for name, file in files.items()
-        if name.startswith(f"{folder}/") and _is_of_tokenizer(name.removeprefix(f"{folder}/"))
-    }
-    if "tokenizer.json" not in sides:
-        return None, f"the model has no {folder}/tokenizer.json"
-    if sum(file.bytes for file in sides.values()) > _MAX_TOKENIZER_BYTES:
-        return None, f"its files have more than {_MAX_TOKENIZER_BYTES >> 20} MiB"
-    if missing := lacking(_READERS):
-        return None, "this machine lacks " + "; ".join(missing)
-    from transformers import AutoTokenizer
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # what it finds is said once, in words of ours
-    with tempfile.TemporaryDirectory() as scratch:
-        (Path(scratch) / _TEMPLATES).mkdir()
-        for name, file in sides.items():
-            with file.open() as stream:
-                Path(scratch, name).write_bytes(_without_files(stream.read()) if name == _CONFIG else stream.read())
-        try:
-            # A chat template is a program of the model's; transformers runs it in a sandbox of jinja's.
-            return AutoTokenizer.from_pretrained(scratch, trust_remote_code=False), ""
-        except Exception as error:  # what its parser raises has no type of its own
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise job_invalid(f"{folder} has no tokenizer that transformers can load: {reason}") from None
-        finally:
-            logging.set_verbosity(before)
-
-
-def _is_of_tokenizer(name: str) -> bool:
-    """Return whether a file of a model's folder, by its name there, is read with its tokenizer."""
-    known = name.endswith(SIDE_FILES) and not name.endswith(".index.json")
-    return known and ("/" not in name or PurePosixPath(name).parent == PurePosixPath(_TEMPLATES))
-
-
-def _without_files(data: bytes) -> bytes:
-    """Return a tokenizer's configuration without the names of files, which some releases open wherever they lie."""
-    try:
-        values = json.loads(data)
-    except (ValueError, RecursionError):
-        return data
-    if not isinstance(values, dict):
-        return data
-    return json.dumps({key: value for key, value in values.items() if not key.endswith("_file")}).encode()
-
-
 def check_ids(examples: Examples, known: int, name: str) -> None:
     """Refuse tokens of a file's records that a model, with `known` embeddings, has none for; raises `UsageError`."""
     most = max(examples.ids, default=0)
@@ -325,17 +230,14 @@ def check_ids(examples: Examples, known: int, name: str) -> None:
         )
 
 
-def _check_config(found: Examples, data: str, params: LoraParams, files: Mapping[str, PlainFile]) -> None:
-    name = f"{folder_of(params.model)}/config.json"
-    if params.model.startswith("config:") or name not in files:
-        return
-    with files[name].open() as stream:
-        try:
-            known = json.load(stream).get("vocab_size")
-        except (ValueError, RecursionError, AttributeError):
-            return
-    if type(known) is int:
-        check_ids(found, known, data)
+def check_lengths(examples: Examples, config: Mapping[str, Any], name: str) -> None:
+    """Refuse examples of an input that are longer than a model, by its (text's) configuration, has positions."""
+    known = config.get("max_position_embeddings", config.get("n_positions"))
+    if type(known) is int and examples.longest > known:
+        raise job_invalid(
+            f"{name} has an example of {examples.longest} tokens, and the model has {known} positions",
+            hint=f"set max_length = {known} or less in [params]: longer records are cut there",
+        )
 
 
 def padding(tokenizer: Tokenizer) -> int:

@@ -34,13 +34,13 @@ Params = LoraParams
 
 def examine(params: LoraParams, files: Mapping[str, PlainFile]) -> list[str]:
     """Check model and records; raises as `registry.examine`."""
-    from glasshouse.workloads.lora import adapter_files, encoding, model_files
+    from glasshouse.workloads.lora import adapter_files, data_check, model_files
 
     targets = () if params.adapter is not None else params.target_modules
     notes = model_files.check_model(params.model, targets, files)
     if params.adapter is not None:
         adapter_files.check_adapter(params, files)
-    return notes + encoding.check_data(params, files)
+    return notes + data_check.check_data(params, files)
 
 
 def requirements(params: LoraParams, names: Iterable[str]) -> dict[str, str]:
@@ -88,9 +88,8 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     for name in filter(None, (params.data, params.eval_data)):
         data_files(task.inputs, name)  # a missing input is reported before the model is loaded
     model, tokenizer = models.base_model(task, params, device)
-    known = model.get_input_embeddings().num_embeddings
-    examples = _examples(task, params.data, tokenizer, params, known)
-    evaluated = None if params.eval_data is None else _examples(task, params.eval_data, tokenizer, params, known)
+    examples = _examples(task, params.data, tokenizer, params, model)
+    evaluated = None if params.eval_data is None else _examples(task, params.eval_data, tokenizer, params, model)
     torch.manual_seed(params.seed)  # the adapter's start does not depend on how the base was made
     model.config.use_cache = False
     if params.packing and batches.leaks(model):
@@ -137,13 +136,14 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     return replace(result, trainable=training.trainable(model), digests={"adapter": digest})
 
 
-def _examples(task: Task, name: str, tokenizer: Any, params: LoraParams, known: int) -> Examples:
-    """Return the encoded records of an input, for a model of `known` embeddings; raises `UsageError`."""
+def _examples(task: Task, name: str, tokenizer: Any, params: LoraParams, model: Any) -> Examples:
+    """Return the encoded records of an input, which the model has embeddings and positions for; raises `UsageError`."""
     from glasshouse.workloads.lora.data_forms import read_records
-    from glasshouse.workloads.lora.encoding import check_ids, encode_records
+    from glasshouse.workloads.lora.encoding import check_ids, check_lengths, encode_records
 
     examples = encode_records(read_records(task.open, task.inputs, name), name, tokenizer, params)
-    check_ids(examples, known, name)
+    check_ids(examples, model.get_input_embeddings().num_embeddings, name)
+    check_lengths(examples, model.config.get_text_config().to_dict(), name)
     return examples
 
 

@@ -168,8 +168,10 @@ def _load_config(folder: str, config: dict[str, Any]) -> None:
 
 
 def _check_targets(targets: str | tuple[str, ...], layers: set[str], where: str) -> None:
-    if isinstance(targets, str):
-        return  # all linear layers
+    if isinstance(targets, str):  # all linear layers but the output's
+        if layers == {"lm_head"}:
+            raise job_invalid(f"params.target_modules: the model {where!r} has no linear layers")
+        return
     # A target is a layer's name, or the end of its path.
     missing = [target for target in targets if target.rpartition(".")[2] not in layers]
     if missing:
