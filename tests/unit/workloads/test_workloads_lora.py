@@ -161,27 +161,29 @@ def test_checkpoints_leave_on_the_way(tmp_path: Path) -> None:
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, where: str, step: int) -> None:
     """Have a number be none at one step: the loss, the gradient, or the adapter itself."""
+    from accelerate import Accelerator
     from transformers import Trainer
 
-    compute, clip, evaluate = Trainer.compute_loss, Trainer._clip_grad_norm, lambda loss: loss * math.nan
-
-    def now(trainer: Any) -> bool:
-        return bool(trainer.state.global_step == step - 1 and trainer.model.training)
+    compute, clip = Trainer.compute_loss, Accelerator.clip_grad_norm_
+    seen = 0
 
     def compute_loss(self: Any, *given: Any, **more: Any) -> Any:
+        nonlocal seen
+        seen += 1
         loss = compute(self, *given, **more)
-        return evaluate(loss) if where == "the loss" and now(self) else loss
+        return loss * math.nan if where == "the loss" and seen == step else loss
 
-    def clip_grad_norm(self: Any, model: Any) -> Any:
-        parameter = next(one for one in model.parameters() if one.requires_grad)
-        if where == "the gradient" and now(self):
+    def clip_grad_norm(self: Any, parameters: Any, *given: Any, **more: Any) -> Any:
+        parameters = list(parameters)
+        parameter = next(one for one in parameters if one.requires_grad)
+        if where == "the gradient" and seen == step:
             parameter.grad.fill_(math.inf)
-        if where == "the adapter" and now(self):
+        if where == "the adapter" and seen == step:
             parameter.data.fill_(math.nan)
-        return clip(self, model)
+        return clip(self, parameters, *given, **more)
 
     monkeypatch.setattr(Trainer, "compute_loss", compute_loss)
-    monkeypatch.setattr(Trainer, "_clip_grad_norm", clip_grad_norm)
+    monkeypatch.setattr(Accelerator, "clip_grad_norm_", clip_grad_norm)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])

@@ -79,6 +79,8 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
         self._unchecked: list[tuple[str, int, _Later]] = []
         self.job = _Job(self)
         super().__init__(model=model, args=arguments(params, task, device), callbacks=[self.job], **given)
+        self._clip = self.accelerator.clip_grad_norm_
+        self.accelerator.clip_grad_norm_ = self._clipped
         if params.profile:
             self.accelerator.backward = self._named("backward", self.accelerator.backward)
 
@@ -117,9 +119,9 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
         with self._phase("forward"):
             return super().compute_loss(*given, **named)
 
-    def _clip_grad_norm(self, model: Any) -> Any:
+    def _clipped(self, *given: Any, **named: Any) -> Any:
         with self._phase("optimizer"):
-            norm = super()._clip_grad_norm(model)
+            norm = self._clip(*given, **named)
         self._unchecked.append(("the gradient", self.state.global_step + 1, _Later(norm)))
         return norm
 
