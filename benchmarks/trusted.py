@@ -37,7 +37,11 @@ TIERS = (
     Tier(held="a run's other keys (agent)", roots=("glasshouse.runtime.__main__",), ceiling=9456),
     Tier(
         held="plaintext and asset keys (worker)",
-        roots=("glasshouse.workloads.worker.__main__", "glasshouse.collectives.torch_backend.entry"),
+        roots=(
+            "glasshouse.workloads.worker.__main__",
+            "glasshouse.workloads.builtin.script",  # by its name alone, as the other workloads
+            "glasshouse.collectives.torch_backend.entry",
+        ),
         ceiling=10313,
     ),
 )

@@ -234,7 +234,7 @@ def test_machines_that_may_not_talk_are_not_placed(shell: Shell) -> None:
     assert shell.known() == before
 
 
-def test_only_a_script_runs_in_ranks(shell: Shell) -> None:
+def test_a_workload_of_one_process_runs_in_no_ranks(shell: Shell) -> None:
     job = (shell.folder / "quick.toml").read_text().replace('workload = "script"', 'workload = "mlp"')
     job = job.replace('script = "train.py"\narguments = ["5"]', 'data = "rows.csv"\ntarget = "a"\nepochs = 1')
     (shell.folder / "mlp.toml").write_text(job)

@@ -182,7 +182,7 @@ def run(
         on: a machine's name, ``ssh://user@host``, several with commas, or ``runpod``, ``vast``, ``slurm``; None for
             the job's, else this machine.
         gate: a gate that was added, by name or URL; None for the job's, else a broker on this machine.
-        ranks: how many a script runs in on each machine.
+        ranks: how many a script, or `lora`, runs in on each machine.
         machines: how many.
         yes: whether renting within the caps of ``[machine]`` is agreed to; without it nothing is rented.
         event: called with each event of the run's log, its progress among them.

@@ -12,8 +12,9 @@ from glasshouse.wire.canonical import Codec
 from glasshouse.wire.crypto import sha256
 from glasshouse.wire.record import LEFT_OUT, Member, Record, choice, items, text
 
-SCRIPT = "script"  # runs an owner's own program, and in several ranks where it is asked to
+SCRIPT = "script"  # runs an owner's own program
 WORKLOADS = ("lora", SCRIPT, "mlp")  # what each is, is in `workloads.registry`
+RANKED = ("lora", SCRIPT)  # run in several ranks where they are asked to
 
 GROUP_EGRESS = "group"
 """Among the egress peers: sealed traffic with the other machines of the run's own group, and with no other."""

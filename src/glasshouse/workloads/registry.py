@@ -42,8 +42,14 @@ class Workload(Protocol):
     def warm(self) -> None:
         """Import the third-party modules that it needs whatever its parameters are."""
 
+    def prepare(self, task: Task, params: Any) -> None:
+        """Do what is done once, in the worker, also where several ranks run what follows."""
+
     def run(self, task: Task, params: Any, control: JobControl) -> Result:
-        """Do the work."""
+        """Do the work: in one process, or of a workload in `wire.policy.RANKED` in each rank.
+
+        There rank 0 alone may save and be heard, and returns what becomes of the run.
+        """
         ...
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import socket
 import subprocess
@@ -190,14 +189,17 @@ def test_the_end_of_the_worker_is_the_end_of_a_rank(tmp_path: Path) -> None:
 def test_rank_0_speaks_for_the_job_and_the_others_are_not_heard(place: Place) -> None:
     code = JOINED + (
         "channel.send({'type': 'progress', 'done': 4})\n"
-        "channel.send({'type': 'ended', 'unit': 'step', 'done': 10 + channel.rank, 'elapsed_us': 5,"
-        " 'loss_first': '2.5', 'loss_final': None})\n"
+        "from glasshouse.workloads.distributed.rank_messages import Report\n"
+        "channel.send(Report(done=10 + channel.rank, elapsed_us=5, loss_first='2.5', trainable=7,"
+        " stop_reason='steps', digests={'adapter': '00'}).to_json())\n"
     )
     for rank in (1, 0, 2):
         assert place.say(code, rank) == []
     place.server.settle()
     assert place.channel.messages == [{"type": "progress", "done": 4}]
-    assert place.server.report == Report(unit="step", done=10, elapsed_us=5, loss_first="2.5", loss_final=None)
+    assert place.server.report == Report(
+        done=10, elapsed_us=5, loss_first="2.5", trainable=7, stop_reason="steps", digests={"adapter": "00"}
+    )
 
 
 def test_rank_0_saves_outputs_of_any_kind_of_source(place: Place) -> None:
@@ -246,8 +248,8 @@ def test_a_rank_that_speaks_past_its_own_end_is_not_heard_either(place: Place) -
     """The server itself tells ranks apart: a script may do with its end what it likes."""
     code = JOINED + (
         "channel._link.send({'type': 'progress', 'done': 4})\n"
-        "channel._link.send({'type': 'ended', 'unit': 'step', 'done': 9, 'elapsed_us': 5,"
-        " 'loss_first': None, 'loss_final': None})\n"
+        "from glasshouse.workloads.distributed.rank_messages import Report\n"
+        "channel._link.send(Report(done=9, elapsed_us=5).to_json())\n"
         "channel._link.send({'type': 'finished'})\n"
     )
     place.say(code, rank=1)
@@ -316,12 +318,19 @@ os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize(
-    "change", [{"unit": "year"}, {"done": -1}, {"loss_first": "nan"}, {"loss_first": 1}, {"more": 1}, {"done": None}]
+    "change",
+    [
+        {"unit": "year"},
+        {"done": -1},
+        {"loss_first": "nan"},
+        {"loss_first": 1},
+        {"more": 1},
+        {"done": None},
+        {"digests": {"adapter": 1}},
+    ],
 )
 def test_a_last_word_that_is_none_is_not_believed(change: dict[str, Any]) -> None:
-    good: dict[str, Any] = json.loads(
-        '{"type": "ended", "unit": "step", "done": 1, "elapsed_us": 1, "loss_first": null, "loss_final": "1"}'
-    )
+    good = Report(done=1, elapsed_us=1, loss_final="1").to_json()
     assert Report.from_json(good).loss_final == "1"
     with pytest.raises(Exception, match="ended"):
         Report.from_json({**good, **change})

@@ -15,7 +15,7 @@ import pytest
 from glasshouse.errors import Code, UsageError
 from glasshouse.workloads.builtin.script import ScriptParams
 from glasshouse.workloads.distributed.rank_server import Failure
-from glasshouse.workloads.distributed.ranked_script import first_reason
+from glasshouse.workloads.distributed.ranked_workload import first_reason
 from glasshouse.workloads.registry import canonical, parse
 from tools.fake_agent import Ended, FakeAgent, run_raw
 
@@ -161,10 +161,10 @@ except KeyboardInterrupt:
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"ready-0", "ready-1", "stopped-0", "stopped-1"}
 
 
-def test_only_a_script_of_ones_own_runs_in_several_ranks(tmp_path: Path) -> None:
+def test_a_workload_of_one_process_runs_in_no_ranks(tmp_path: Path) -> None:
     ended = run_raw("mlp", {"steps": 1}, {}, tmp_path, ranks=2)
     assert (ended.exit_code, ended.one("failed")["code"]) == (1, "job-invalid")
-    assert "several ranks are for a script of your own" in ended.log
+    assert "mlp runs in one process; in several ranks: lora, script" in ended.log
 
 
 def test_a_job_of_several_ranks_cannot_be_measured(tmp_path: Path) -> None:

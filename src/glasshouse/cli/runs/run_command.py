@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from glasshouse.cli.options import GateOption, OwnerOptions, Yes, argument, option
 from glasshouse.errors import Code, ExitCode, UsageError
 from glasshouse.providers.rental.known import PROVIDERS
+from glasshouse.wire.policy import RANKED
 
 _RAW = "UNPROTECTED: the raw leg, for comparison; inputs and outputs are in the clear on this machine"
 
@@ -19,7 +20,7 @@ def command(
     what: Annotated[Path, argument("JOB.toml|FILE", "A job file, or a sealed package.")],
     detach: Annotated[bool, option("--detach", "Return when it is placed; it goes on by itself.")] = False,
     ranks: Annotated[
-        int | None, option("--ranks N", "Run a script in N ranks on each machine, as torchrun would.")
+        int | None, option("--ranks N", "Run a script, or lora, in N ranks on each machine, as torchrun would.")
     ] = None,
     machines: Annotated[
         int | None, option("--machines M", "On M machines, all released to or none; 1 by default.")
@@ -98,7 +99,7 @@ def _run_raw(what: Path, ranks: int | None, options: OwnerOptions) -> int:
     identity = options.unlock()
     output.say(_RAW, style="bold red")
     plain = of_package(what, home=home, identity=identity) if job is None else of_job(job)
-    if shape is not None and plain.workload != "script":
+    if shape is not None and plain.workload not in RANKED:
         raise UsageError(Code.JOB_INVALID, f"the workload {plain.workload!r} runs in one process")
 
     def progress(message: Mapping[str, Any]) -> None:

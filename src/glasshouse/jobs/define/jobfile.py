@@ -23,7 +23,7 @@ from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import Suite
 from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS
-from glasshouse.wire.policy import GROUP_EGRESS, SCRIPT, WORKLOADS, Assurance, Floor, Profile
+from glasshouse.wire.policy import GROUP_EGRESS, RANKED, SCRIPT, WORKLOADS, Assurance, Floor, Profile
 from glasshouse.workloads.builtin.script import ENVIRONMENT
 from glasshouse.workloads.job_keys import (
     FLAG,
@@ -219,7 +219,7 @@ def _params(workload: str, params: dict[str, Any], env: Mapping[str, str]) -> di
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """In how many processes a script runs; raises `UsageError` for a number that no group can have."""
+    """In how many processes a job runs; raises `UsageError` for a number that no group can have."""
 
     each: int  # on each machine
     machines: int = 1
@@ -237,9 +237,9 @@ class Ranks:
                 f"on {self.machines} machines the ranks talk over the network, which policy.egress does not allow",
                 hint=f'egress = ["{GROUP_EGRESS}"] allows sealed connections between the run\'s own machines alone',
             )
-        if workload != "script":
+        if workload not in RANKED:
             raise UsageError(
                 Code.JOB_INVALID,
                 f"the workload {workload!r} runs in one process",
-                hint='--ranks and --machines are for workload = "script"',
+                hint=f"--ranks and --machines are for the workloads {' and '.join(RANKED)}",
             )

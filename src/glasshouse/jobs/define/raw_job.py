@@ -124,7 +124,7 @@ class RawProcess:
 
     Args:
         log: a real file for what the training prints, in the clear.
-        ranks: the processes of one group that a script runs in; None for one process without a group.
+        ranks: the processes of one group that the job runs in; None for one process without a group.
         program: what Python runs as the worker.
     """
 

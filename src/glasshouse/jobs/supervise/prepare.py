@@ -80,7 +80,7 @@ def prepare(
     Args:
         broker: started if need be; the caller gives it back. `gate` is the name of one that stays.
         places: one for each machine of a group, in their order, or one for all; none for this machine.
-        ranks: in how many ranks, on how many machines, the script runs; None for one process without a group.
+        ranks: in how many ranks, on how many machines, the job runs; None for one process without a group.
         sending: called with how many bytes of the package are at a machine, and how many it has; may raise.
 
     Raises:

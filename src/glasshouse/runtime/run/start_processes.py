@@ -33,6 +33,7 @@ from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.runtime.worker.shown_paths import default_devices, default_read_paths
 from glasshouse.wire.frames import control
 from glasshouse.wire.group import MAX_MACHINES
+from glasshouse.wire.policy import RANKED
 
 if TYPE_CHECKING:
     from glasshouse.runtime.gate.relay import Relay
@@ -203,8 +204,8 @@ def _start(found: Processes, options: AgentOptions, loop: Loop, custodian: str |
         raise UsageError(Code.FILE_MISSING, "the package cannot be read") from None
     found.package = Package.open(found.package_file)
     manifest = found.package.manifest
-    if options.ranks is not None and manifest.workload != "script":
-        raise UsageError(Code.USAGE, "only the job of a script runs in several ranks")
+    if options.ranks is not None and manifest.workload not in RANKED:
+        raise UsageError(Code.USAGE, f"the workload {manifest.workload} runs in one process")
     package = found.package_file.fileno()
     found.least_bytes = os.fstat(package).st_size + _LEAST_BESIDE_INPUTS_BYTES
     prefix = sys.pycache_prefix or f"{options.out}/no-bytecode"

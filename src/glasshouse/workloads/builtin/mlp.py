@@ -89,6 +89,10 @@ def requirements(_params: MlpParams, _names: Iterable[str]) -> dict[str, str]:
     return {}
 
 
+def prepare(_task: Task, _params: MlpParams) -> None:
+    """Do nothing."""
+
+
 def warm() -> None:
     """Import PyTorch, with the part that an optimiser's first step loads."""
     for name in ("torch._dynamo", "safetensors.torch"):

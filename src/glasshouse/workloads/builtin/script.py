@@ -141,19 +141,13 @@ def warm() -> None:
     """Do nothing: what a script imports is part of its own time."""
 
 
-def run(task: Task, params: ScriptParams, control: JobControl) -> Result:
-    """Lay the inputs out, run the script, and return its last progress.
+def prepare(task: Task, params: ScriptParams) -> None:
+    """Lay the inputs out, where the working directory is then, and set the environment.
 
     Raises:
-        RunError: `script-failed`, `requirement-missing` or `out-of-memory`.
+        RunError: `requirement-missing`.
         UsageError: `file-missing` when the package has no such script.
     """
-    prepare(task, params)
-    return train(task, params, control)
-
-
-def prepare(task: Task, params: ScriptParams) -> None:
-    """Lay the inputs out and set the environment; raises as `run` before the script runs."""
     if params.script is not None and params.script not in task.inputs:
         raise UsageError(Code.FILE_MISSING, f"the package has no input named {params.script!r} to run")
     if missing := lacking(params.requirements):
@@ -165,10 +159,15 @@ def prepare(task: Task, params: ScriptParams) -> None:
     os.environ.update(params.env)
     os.environ["GLASSHOUSE_INPUTS"] = str(task.input_dir)
     os.environ["GLASSHOUSE_OUTPUTS"] = str(task.output_dir)
+    os.chdir(task.input_dir)
 
 
-def train(task: Task, params: ScriptParams, control: JobControl) -> Result:
-    """Run the script in this process, over inputs that are laid out; raises as `run`."""
+def run(task: Task, params: ScriptParams, control: JobControl) -> Result:
+    """Run the script in this process, over inputs that are laid out, and return its last progress.
+
+    Raises:
+        RunError: `script-failed` or `out-of-memory`.
+    """
     _fix_seeds(params)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # In blocks, as Python writes into a pipe, what was printed would come after the error that it led to.

@@ -1,1 +1,1 @@
-"""A script in several ranks, on one machine or several: their processes, connections and store."""
+"""A job in several ranks, on one machine or several: their processes, connections and store."""

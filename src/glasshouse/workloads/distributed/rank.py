@@ -1,8 +1,8 @@
-"""One rank: a process that torchelastic or `rank_pairs` started in the sandbox, and that runs the owner's script.
+"""One rank: a process that torchelastic or `rank_pairs` started in the sandbox, and that runs the job's workload.
 
-``python -I -B -c 'from glasshouse.workloads.distributed.rank import main; main()'``, with the variables of torchrun
-and the two tokens of `wire.ranks`, or the number of an inherited descriptor, in its environment. It becomes undumpable
-before its first request; it receives what a worker of one process receives, from the same secret memory.
+``python -I -B -c 'from glasshouse.workloads.distributed.rank import main; main()' KIND``, with the variables of
+torchrun and the two tokens of `wire.ranks`, or the number of an inherited descriptor, in its environment. It becomes
+undumpable before its first request; it receives what a worker of one process receives, from the same secret memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Join, run the script, and end the process."""
+    """Join, run the workload, and end the process."""
     close_to_others()
     from glasshouse.errors import RunError
     from glasshouse.workloads.distributed.rank_channel import RankChannel
@@ -36,7 +36,7 @@ def main() -> None:
         failures.report(refused)
         os._exit(1)
     try:
-        outcome: Result | BaseException = _run(channel)
+        outcome: Result | BaseException = _run(channel, sys.argv[1])
     except BaseException as error:
         outcome = error
     code = _report(channel, outcome)
@@ -63,25 +63,26 @@ def _report(channel: RankChannel, outcome: Result | BaseException) -> int:
     return 0
 
 
-def _run(channel: RankChannel) -> Result:
+def _run(channel: RankChannel, kind: str) -> Result:
     from pathlib import Path
 
     from glasshouse.collectives.torch_backend import reach
     from glasshouse.task import install
     from glasshouse.task.handle import Task
-    from glasshouse.workloads.builtin import script
+    from glasshouse.workloads import registry
     from glasshouse.workloads.process import bytecode, environment
     from glasshouse.workloads.process.job_control import JobControl
 
     environment.keep_freed_memory()
     inputs, table, workspace = _handed(channel)
-    params = script.ScriptParams.read(table)
+    workload = registry.load(kind)
+    params = workload.Params.read(table)
     task = Task(
         params=dict(table),
         inputs=inputs,
         channel=channel,
         workspace=Path(workspace),
-        output_folders=params.outputs,
+        output_folders=getattr(params, "outputs", ("outputs",)),
         shared=True,
     )
     install(task)
@@ -95,7 +96,8 @@ def _run(channel: RankChannel) -> Result:
         reach.use_dialler(OtherMachines(channel, channel.machine))
     if channel.inherited:
         _use_channel(channel)
-    result = script.train(task, params, control)
+    workload.warm()
+    result = workload.run(task, params, control)
     task.close()
     return result
 

@@ -6,14 +6,16 @@ answer has the same number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 from glasshouse.errors import Code
-from glasshouse.wire.record import Decimal, Member, Record, choice, integer, text
+from glasshouse.wire.record import Decimal, Member, Record, choice, integer, table, text
 from glasshouse.workloads.process.failures import MOST_WORDS
 
 DOOR_NAME_CHARS = 32
+_MAX_DIGESTS = 64
 
 Number: TypeAlias = Annotated[int, Member("id")]
 
@@ -25,13 +27,16 @@ class Join(Record, name="rank request", constants={"type": "join"}):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report(Record, name="ended", constants={"type": "ended"}):
-    """The work of rank 0 at its end; see `process.job_control.Result`."""
+    """The end of rank 0, which is the run's; see `process.job_control.Result`."""
 
+    stop_reason: Annotated[str, text()] = "finished"  # this and the digests are checked by the agent
     unit: Annotated[str, choice(("epoch", "step"))] = "step"
     done: int = 0
     elapsed_us: int = 0
     loss_first: Decimal | None = None
     loss_final: Decimal | None = None
+    trainable: int | None = None
+    digests: Annotated[Mapping[str, str], table(_MAX_DIGESTS, text(), text())] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

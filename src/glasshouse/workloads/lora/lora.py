@@ -67,6 +67,10 @@ def warm() -> None:
     _ = transformers.Trainer
 
 
+def prepare(_task: Task, _params: LoraParams) -> None:
+    """Do nothing: every rank reads inputs for itself."""
+
+
 def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     """Train an adapter and save it.
 

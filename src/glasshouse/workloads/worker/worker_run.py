@@ -26,7 +26,7 @@ from glasshouse.task.inputs import FolderInputs, Inputs
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import GROUP_SECRET_BYTES
 from glasshouse.wire.group import MAX_MACHINES
-from glasshouse.wire.policy import SCRIPT
+from glasshouse.wire.policy import RANKED
 from glasshouse.wire.record import LEFT_OUT, Record, integer
 from glasshouse.workloads import registry
 from glasshouse.workloads.job_keys import job_invalid
@@ -168,7 +168,7 @@ def run_raw(argv: Sequence[str]) -> int:
     parser.add_argument("--outputs", type=Path, required=True)
     parser.add_argument("--workspace", type=Path)
     parser.add_argument("--events", default="-", help="file for the messages, - for standard output")
-    parser.add_argument("--ranks", type=int, help="run a script in this many processes of one group")
+    parser.add_argument("--ranks", type=int, help="run in this many processes of one group")
     given = parser.parse_args(argv)
     # Unbuffered, line by line: the script's own standard output must not mix with a buffer of ours.
     events = os.dup(1) if given.events == "-" else os.open(given.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -187,7 +187,7 @@ def run_raw(argv: Sequence[str]) -> int:
 
 
 def run_worker(leg: Protected | Raw, kind: str, workspace: Path, *, protected: bool, ranks: int | None = None) -> int:
-    """Do one run in a `workspace` of its own, with a script in `ranks` processes; return 0 when it finished, else 1."""
+    """Do one run in a `workspace` of its own, in `ranks` processes; return 0 when it finished, else 1."""
     try:
         result = _run(leg, kind, workspace.resolve(), protected=protected, ranks=ranks)
     except (ConnectionError, EOFError):
@@ -230,11 +230,11 @@ def _run(leg: Protected | Raw, kind: str, workspace: Path, *, protected: bool, r
     workload = registry.load(kind)
     warm, run, ranked = workload.warm, workload.run, None
     if ranks is not None:
-        from glasshouse.workloads.distributed.ranked_script import RankedScript
+        from glasshouse.workloads.distributed.ranked_workload import RankedWorkload
 
-        if kind != SCRIPT:
-            raise job_invalid(f"{kind} runs in one process: several ranks are for a script of your own")
-        ranked = RankedScript(ranks, leg.channel)
+        if kind not in RANKED:
+            raise job_invalid(f"{kind} runs in one process; in several ranks: {', '.join(RANKED)}")
+        ranked = RankedWorkload(kind, ranks, leg.channel)
         warm = ranked.warm
     started = time.perf_counter_ns()
     warm()
@@ -273,6 +273,7 @@ def _run(leg: Protected | Raw, kind: str, workspace: Path, *, protected: bool, r
         _measure(task, params, leg.channel, control, waits)
     leg.channel.send({"type": "running"})
     try:
+        workload.prepare(task, params)
         result = run(task, params, control)
     except BaseException:
         _save_what_there_is(task)

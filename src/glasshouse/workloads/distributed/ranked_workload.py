@@ -1,11 +1,11 @@
-"""A script in several ranks: torchelastic starts them, as torchrun would, inside this worker's sandbox.
+"""A job in several ranks: torchelastic starts them, as torchrun would, inside this worker's sandbox.
 
 Where the sandbox has no network of its own, for want of a namespace, `rank_pairs` starts them in its place, and they
-inherit their connections. An unmodified script of torchrun finds RANK, WORLD_SIZE, LOCAL_RANK,
-MASTER_ADDR and MASTER_PORT as there; inputs lie once, for all ranks, in the working directory. Laws: a rank that fails,
-is killed or is refused ends the job on all ranks, with the reason that came first and is no consequence of another;
-what any rank wrote into the output folder comes back, and each machine's first rank alone reports progress and saves
-outputs by name.
+inherit their connections. An unmodified script of torchrun finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+MASTER_PORT as there; its inputs lie once, for all ranks, in the working directory. Laws: a rank that fails, is killed
+or is refused ends the job on all ranks, with the reason that came first and is no consequence of another; what any rank
+wrote into the output folder comes back, and each machine's first rank alone reports progress, saves outputs by name and
+has its end for the run's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -25,9 +25,9 @@ from glasshouse.errors import Code, RunError
 from glasshouse.task.channel import Channel
 from glasshouse.task.handle import Task
 from glasshouse.wire import ranks
-from glasshouse.workloads.builtin import script
 from glasshouse.workloads.distributed.machine_group import STORE_PORT, MachineGroup
 from glasshouse.workloads.distributed.rank_server import Failure, Given, RankLinks, RankServer
+from glasshouse.workloads.params import Params
 from glasshouse.workloads.process import environment, failures
 from glasshouse.workloads.process.job_control import JobControl, Result
 
@@ -42,11 +42,11 @@ _CONSEQUENCES = frozenset({Code.COLLECTIVE_ABORTED, Code.RANK_LOST, Code.COLLECT
 _Exits: TypeAlias = Mapping[int, int]  # of the ranks that failed, on this machine; negative for a signal
 
 
-class RankedScript:
-    """The workload `script` in `count` processes."""
+class RankedWorkload:
+    """A workload in `count` processes, each of which does its `run`."""
 
-    def __init__(self, count: int, channel: Channel) -> None:
-        self._count, self._channel = count, channel
+    def __init__(self, kind: str, count: int, channel: Channel) -> None:
+        self._kind, self._count, self._channel = kind, count, channel
         self._inherit = not environment.sockets_open()
 
     def warm(self) -> None:
@@ -56,14 +56,13 @@ class RankedScript:
         else:
             import torch.distributed.launcher.api  # noqa: F401 - what the gate's decision leaves time for
 
-    def run(self, given: Given, task: Task, params: script.ScriptParams, control: JobControl) -> Result:
-        """Lay the inputs out, start the ranks, and wait for the last.
+    def run(self, given: Given, task: Task, params: Params, control: JobControl) -> Result:
+        """Start the ranks, and wait for the last.
 
         Raises:
-            RunError: the reason of the first rank that failed; `script-failed`, `rank-lost` or a collective's.
-            UsageError: as `script.prepare`.
+            RunError: the reason of the first rank that failed: its own, `rank-lost` or a collective's.
         """
-        script.prepare(task, params)
+        restarts = getattr(params, "max_restarts", 0)
         machines = given.machines
         if machines is not None:
             machines.start(partial(_end_without, task, self._channel))
@@ -71,23 +70,21 @@ class RankedScript:
             from glasshouse.workloads.distributed import rank_pairs
 
             with rank_pairs.PairServer(given, task, self._channel) as pairs:
-                command = (sys.executable, *_arguments())
-                launch = partial(rank_pairs.launch, pairs, command, self._count, max_restarts=params.max_restarts)
-                return self._finish(pairs, launch, task, control, machines)
+                command = (sys.executable, *self._arguments())
+                launch = partial(rank_pairs.launch, pairs, command, self._count, max_restarts=restarts)
+                return self._finish(pairs, launch, control, machines)
         with RankServer(given, task, self._channel) as server:
-            launch = partial(self._launch, server, params, machines)
-            return self._finish(server, launch, task, control, machines)
+            launch = partial(self._launch, server, restarts, machines)
+            return self._finish(server, launch, control, machines)
 
     def _finish(
         self,
         server: RankLinks,
         launch: Callable[[], _Exits],
-        task: Task,
         control: JobControl,
         machines: MachineGroup | None,
     ) -> Result:
         control.on_stop(server.stop)
-        os.chdir(task.input_dir)
         if self._count > 1:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
         failed = launch()
@@ -97,9 +94,10 @@ class RankedScript:
         if failed and not server.stopped:
             own, count = (0, 1) if machines is None else (machines.machine, machines.machines)
             raise first_reason(server.failures, failed, self._count * count, first=self._count * own)
-        return Result(stop_reason="stopped" if server.stopped else "finished", **asdict(server.report))
+        ended = server.report
+        return Result(**asdict(replace(ended, stop_reason="stopped") if server.stopped else ended))
 
-    def _launch(self, server: RankServer, params: script.ScriptParams, machines: MachineGroup | None) -> _Exits:
+    def _launch(self, server: RankServer, restarts: int, machines: MachineGroup | None) -> _Exits:
         """Have torchelastic start the ranks, and wait."""
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -119,7 +117,7 @@ class RankedScript:
             **_rendezvous(machines),
             nproc_per_node=self._count,
             role="rank",
-            max_restarts=params.max_restarts,
+            max_restarts=restarts,
             monitor_interval=_POLL_S,
             local_addr=_LOOPBACK,
             logs_specs=Tokens(),
@@ -127,16 +125,15 @@ class RankedScript:
             signals_to_handle="SIGQUIT",
         )
         try:
-            elastic_launch(config, sys.executable)(*_arguments())
+            elastic_launch(config, sys.executable)(*self._arguments())
         except ChildFailedError as error:
             return {failure.local_rank: failure.exitcode for failure in error.failures.values()}
         return {}
 
-
-def _arguments() -> tuple[str, ...]:
-    """Return the arguments of the interpreter that becomes a rank."""
-    prefix = () if sys.pycache_prefix is None else ("-X", f"pycache_prefix={sys.pycache_prefix}")
-    return ("-I", "-B", *prefix, "-c", _RANK)
+    def _arguments(self) -> tuple[str, ...]:
+        """Return the arguments of the interpreter that becomes a rank."""
+        prefix = () if sys.pycache_prefix is None else ("-X", f"pycache_prefix={sys.pycache_prefix}")
+        return ("-I", "-B", *prefix, "-c", _RANK, self._kind)
 
 
 def _end_without(task: Task, channel: Channel, machine: int) -> None:
