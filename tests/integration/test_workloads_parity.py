@@ -113,3 +113,43 @@ def test_weights_load_from_a_package_in_less_than_64_mib_beyond_the_tensors(tmp_
     size, extra = map(int, done.stdout.split())
     assert size == 6 * (32 << 20)
     assert extra < 64 << 20
+
+
+RECORDS = b"".join(
+    json.dumps({"prompt": f"Even? {n}", "completion": "no" if n % 2 else "yes, it is"}).encode() + b"\n"
+    for n in range(24)
+)
+TINY = {"model": "config:qwen2-tiny", "dtype": "float32", "device": "cpu", "deterministic": True}
+
+
+def test_two_ranks_train_the_adapter_that_one_process_trains(tmp_path: Path) -> None:
+    params = TINY | {"num_train_epochs": 1, "learning_rate": "0.01", "save_steps": 3, "logging_steps": 2}
+    files = {"train.jsonl": RECORDS}
+    ends = []
+    for each, ranks, name in ((4, None, "one"), (2, 2, "two")):
+        (tmp_path / name).mkdir()
+        table = params | {"per_device_train_batch_size": each}
+        ends.append(run_raw("lora", table, files, tmp_path / name, ranks=ranks))
+    assert [one.exit_code for one in ends] == [0, 0], ends[1].log
+    alone, ranked = ends
+    assert alone.outputs.keys() == ranked.outputs.keys()
+    assert ranked.one("finished")["work"]["done"] == 6
+    assert ranked.one("finished")["trainable"] == 7168
+    losses = [[line["loss"] for line in json.loads(one.outputs["log_history.json"])] for one in ends]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert ranked.log.count("trainable parameters") == 1
+    first, second = (safetensors_of(one.outputs["adapter_model.safetensors"]) for one in ends)
+    assert max(abs(one - other) for one, other in zip(first, second, strict=True)) < 1e-5 < max(map(abs, first))
+
+
+def test_ranks_that_the_clock_ends_end_at_the_same_step(tmp_path: Path) -> None:
+    ended = run_raw("lora", TINY | {"seconds": "0.3"}, {"train.jsonl": RECORDS}, tmp_path, ranks=2)
+    assert ended.exit_code == 0, ended.log
+    assert ended.one("finished")["work"]["stop_reason"] == "time"
+    assert "adapter_model.safetensors" in ended.outputs
+
+
+def safetensors_of(data: bytes) -> list[float]:
+    """Return every number of a file of float32."""
+    header = int.from_bytes(data[:8], "little")
+    return list(memoryview(data[8 + header :]).cast("f"))

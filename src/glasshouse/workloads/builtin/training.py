@@ -28,7 +28,7 @@ def prepare(params: DeviceParams) -> torch.device:
             hint='rent a machine with a GPU, or set device = "auto" or "cpu" in [params]',
         )
     seed(params.seed, threads=params.threads, deterministic=params.deterministic)
-    return torch.device("cuda" if available else "cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if available else torch.device("cpu")
 
 
 def seed(number: int, *, threads: int | None, deterministic: bool) -> None:

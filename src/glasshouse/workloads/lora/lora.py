@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -111,7 +112,9 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     trained, held_out = _split(len(examples), params)
     lengths = [len(examples.example(number)[0]) for number in range(len(examples))]
     rows = batches.packed(lengths, trained, params.max_length) if params.packing else [[number] for number in trained]
-    training.log(
+    # Of several ranks, each has all of the model and a part of each batch; the first one has the say.
+    log = training.log if os.environ.get("RANK", "0") == "0" else (lambda _text: None)
+    log(
         f"lora: {training.trainable(model):,} trainable parameters on {params.model} ({params.dtype}); {examples}"
         + (f", packed into {len(rows):,} rows" if params.packing else "")
         + (f"; evaluated on {len(evaluated or held_out):,} others" if params.evaluates else "")
@@ -131,13 +134,15 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
         eval_dataset=tests if params.evaluates else None,
         data_collator=batches.collator(padding(tokenizer), packing=params.packing),
     )
-    result = trainer.fit()
+    result = replace(trainer.fit(), trainable=training.trainable(model))
+    if not trainer.is_world_process_zero():
+        return result
     digest = task.save_bytes("adapter_model.safetensors", adapters.weights_bytes(model))
     task.save_bytes("adapter_config.json", adapters.config_bytes(model))
     if history := lora_trainer.history(trainer):
         task.save_bytes("log_history.json", (json.dumps(history, indent=2) + "\n").encode())
-    training.log(f"lora: adapter_model.safetensors sha256 {digest}")
-    return replace(result, trainable=training.trainable(model), digests={"adapter": digest})
+    log(f"lora: adapter_model.safetensors sha256 {digest}")
+    return replace(result, digests={"adapter": digest})
 
 
 def _examples(task: Task, name: str, tokenizer: Any, params: LoraParams, model: Any) -> Examples:

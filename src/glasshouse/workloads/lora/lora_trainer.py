@@ -65,6 +65,7 @@ def arguments(params: LoraParams, task: Task, device: torch.device) -> TrainingA
         logging_nan_inf_filter=False,  # on, it would put the average of earlier losses in the place of one that is none
         remove_unused_columns=False,
         dataloader_pin_memory=device.type == "cuda",
+        ddp_find_unused_parameters=False,
         prediction_loss_only=True,
     )
 
