@@ -48,6 +48,16 @@ for done in itertools.count():
     task.progress(done)
 """
 
+KNOWS_NOTHING = """
+import time, torch
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+while True:
+    net(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.002)
+"""
+
 
 def schedule(arm: str, *, end_ns: int, seed: str = "00" * 32, **changed: Any) -> dict[str, Any]:
     plain = {"slot_ns": 40_000_000, "steps": 3, "uncounted": 1, "warmup_steps": 4}
@@ -100,6 +110,22 @@ def test_a_script_is_ended_with_its_schedule_whether_it_asks_or_not(
     # The count of the end, reported once more, was no step.
     assert receipt.work.done == len(protected.losses) > 4
     assert deaf.one("finished")["work"]["stop_reason"] == "time"
+
+
+def test_a_script_that_knows_nothing_of_glasshouse_is_measured_by_its_optimizers_steps(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    pytest.importorskip("torch")
+    for seconds in PATIENCE_S:
+        params = {"script": "train.py", "slots": schedule("A", end_ns=now_ns() + seconds * 10**9)}
+        arm = raw_arm(stack, tmp_path / str(seconds), "script", params, {"train.py": KNOWS_NOTHING.encode()})
+        record = record_of(arm)
+        if len(record.losses) > 4:
+            break
+    assert record.reason == "end"
+    work = arm.one("finished")["work"]
+    # The end of the first step is where the first that is measured begins.
+    assert (work["stop_reason"], work["done"]) == ("time", 1 + len(record.losses))
 
 
 def test_a_worker_alone_takes_every_slot_until_its_own_target(tmp_path: Path, stack: ExitStack) -> None:

@@ -68,7 +68,8 @@ def calibrate(
         raise UsageError(
             Code.USAGE,
             f"the calibration saw fewer than {LEAST_STEPS} steps of an arm",
-            hint="a step is one call of task.progress; make steps shorter, or measure with --mode alternating",
+            hint="a step is one of the optimizer, or one call of task.progress; make steps shorter, or measure with "
+            "--mode alternating",
         )
     doubled_ns = max(_doubled_median(lengths) for lengths in (raw_ns, protected_ns))
     steps = 5 if doubled_ns < 20_000_000 else 3 if doubled_ns < 100_000_000 else 1

@@ -72,6 +72,7 @@ class Task:
         self._last: tuple[int, int | None, Any, str] | None = None
         self._reported = -1  # the last count that was passed on
         self._first_loss: str | None = None
+        self._reports_itself = False  # whether the script called `progress`
         # Whether the script calls `should_stop`; one that does not is stopped as if by Ctrl-C.
         self.asks_to_stop = False
         # Of a measured job: what takes its step boundaries, and what makes its record.
@@ -184,6 +185,15 @@ class Task:
         Returns:
             Whether this call was passed on.
         """
+        self._reports_itself = True
+        return self._take(done, total, loss, unit)
+
+    def observe(self, done: int, total: int | None, loss: Any) -> None:
+        """Take the steps that a hook of the script's framework saw; nothing once the script has reported itself."""
+        if not self._reports_itself:
+            self._take(done, total, loss, "step")
+
+    def _take(self, done: int, total: int | None, loss: Any, unit: str) -> bool:
         if self._boundary is not None:
             # Before anything else: what this call costs belongs to the time after the boundary, in every arm.
             self._last = (done, total, loss, unit)  # should the job end here
@@ -192,6 +202,8 @@ class Task:
         if done == 0:
             self._started = now
         elif done == total and self._reported == done:
+            if loss is not None:
+                self._last = (done, total, loss, unit)  # which came late
             return False
         self._last = (done, total, loss, unit)
         if now < self._next_report and 0 < done != total and (self._first_loss is not None or loss is None):

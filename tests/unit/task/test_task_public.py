@@ -19,6 +19,7 @@ PUBLIC = {
     "last_report",
     "lay_out",
     "measure_by",
+    "observe",
     "open",
     "output_dir",
     "params",

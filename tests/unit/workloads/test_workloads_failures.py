@@ -180,9 +180,9 @@ READ = "add what it would download to [inputs] in the job file, and read it from
 @pytest.mark.parametrize(
     ("named", "words", "hint"),
     [
-        (*WANDB, 'set WANDB_MODE = "offline" in [env]'),
-        ("wandb.errors.errors.CommError", "Run initialization has timed out after 90.0 sec.", 'WANDB_MODE = "offline"'),
-        ("wandb.errors.errors.AuthenticationError", "No API key configured.", 'WANDB_MODE = "offline"'),
+        (*WANDB, "W&B is set to offline here"),
+        ("wandb.errors.errors.CommError", "Run initialization has timed out after 90.0 sec.", "W&B is set to offline"),
+        ("wandb.errors.errors.AuthenticationError", "No API key configured.", "for wandb sync"),
         (*DATASETS, PACKED),
         ("datasets.exceptions.OfflineModeIsEnabled", "Offline mode is enabled.", PACKED),
         ("builtins.OSError", "We couldn't connect to 'https://huggingface.co' to load the files", PACKED),

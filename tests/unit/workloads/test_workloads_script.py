@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from glasshouse.task.channel import EventLines
+from glasshouse.task.handle import Task
+from glasshouse.task.inputs import FolderInputs
 from glasshouse.task.uncollected import Uncollected
 from glasshouse.wire import frames
+from glasshouse.workloads.builtin import script
+from glasshouse.workloads.process import environment
 from glasshouse.workloads.worker.__main__ import ready_frame
 from tools.fake_agent import Ended, FakeAgent, run_raw
 
@@ -91,6 +97,35 @@ def test_a_module_runs_as_python_m_does_with_the_environment_of_its_job(tmp_path
     again.mkdir()
     with FakeAgent("script", {"module": "pkg.whole"}, MODULE, _workspace(again)) as agent:
         assert agent.run().outputs == {"word": b"whole"}
+
+
+@pytest.mark.parametrize(
+    ("env", "outputs", "found"),
+    [
+        ({}, ("outputs",), {"WANDB_DIR": "outputs", "WANDB_MODE": "offline", "WANDB_SYMLINK": "false"}),
+        ({"WANDB_PROJECT": "p"}, ("outputs", "wandb"), {"WANDB_MODE": "offline", "WANDB_SYMLINK": "false"}),
+        ({"WANDB_MODE": "disabled"}, ("a",), {"WANDB_DIR": "a", "WANDB_MODE": "disabled", "WANDB_SYMLINK": "false"}),
+    ],
+)
+def test_what_records_elsewhere_records_into_the_outputs_where_there_is_no_network(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    env: dict[str, str],
+    outputs: tuple[str, ...],
+    found: dict[str, str],
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    (tmp_path / "train.py").touch()
+    inputs, channel = FolderInputs(tmp_path), EventLines(None, tmp_path)
+    task = Task(params={}, inputs=inputs, channel=channel, workspace=tmp_path, output_folders=outputs)
+    params = script.ScriptParams(script="train.py", outputs=outputs, env=env)
+    monkeypatch.setattr(environment, "egress_open", lambda: True)
+    script.prepare(task, params)
+    assert {name: value for name, value in os.environ.items() if name.startswith("WANDB")} == env
+    monkeypatch.setattr(environment, "egress_open", lambda: False)
+    script.prepare(task, params)
+    job = f"{tmp_path / 'job'}/"
+    assert {n: v.removeprefix(job) for n, v in os.environ.items() if n.startswith("WANDB")} == env | found
 
 
 def test_a_module_that_is_nowhere_is_told_with_the_remedy(tmp_path: Path) -> None:

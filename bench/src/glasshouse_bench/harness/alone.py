@@ -124,7 +124,7 @@ def _record(left: Left) -> Record:
         raise UsageError(
             Code.USAGE,
             "the job took no step",
-            hint="a step is one call of task.progress: call it once a step, from the thread that trains",
+            hint="no optimizer of PyTorch stepped: call task.progress once a step, from the thread that trains",
         )
     return record
 

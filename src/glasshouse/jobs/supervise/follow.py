@@ -123,6 +123,8 @@ class Seen:
         if planned == done and before is not None and before.unit == unit and before.total is not None:
             # A run that is stopped closes with what it did as its total; what was planned was reported before.
             planned = max(planned, before.total)
+        if planned is not None and done > planned:
+            planned = None  # a script that trains again, as in a search: a log keeps the first total
         loss = loss if isinstance(loss, str) else None
         self.work = TrainingProgress(unit=unit, done=done, total=planned, elapsed_us=elapsed_us, loss=loss)
         self._recent.append((done, elapsed_us))

@@ -25,6 +25,7 @@ from glasshouse.workloads.params import NAME, Example, PlainFile
 from glasshouse.workloads.params import Params as Common
 from glasshouse.workloads.process import environment, interpreter
 from glasshouse.workloads.process.job_control import JobControl, Result
+from glasshouse.workloads.process.progress_hooks import ProgressHooks
 from glasshouse.workloads.requirements import REQUIREMENT, lacking
 
 FRAMEWORKS = ()
@@ -156,7 +157,13 @@ def prepare(task: Task, params: ScriptParams) -> None:
             "this machine lacks what the script requires: " + "; ".join(missing),
             hint="choose an image that has it, or take it out of requirements in [params]",
         )
-    os.environ.update(params.env)
+    variables: dict[str, str] = {}
+    if not environment.egress_open():
+        # What it would send comes back, for `wandb sync`; but not by a link, as it makes to its newest run.
+        variables = {"WANDB_MODE": "offline", "WANDB_SYMLINK": "false"}
+        if "wandb" not in params.outputs:
+            variables["WANDB_DIR"] = str(task.output_dir)
+    os.environ.update(variables | dict(params.env))
     os.environ["GLASSHOUSE_INPUTS"] = str(task.input_dir)
     os.environ["GLASSHOUSE_OUTPUTS"] = str(task.output_dir)
     os.chdir(task.input_dir)
@@ -182,10 +189,11 @@ def run(task: Task, params: ScriptParams, control: JobControl) -> Result:
         return control.conclude(failure if status else _result(task, interrupt))
 
     def stopped(error: BaseException) -> bool:
-        return isinstance(error, KeyboardInterrupt) and interrupt.sent
+        # Lightning ends an interrupted script by exit status 1.
+        return isinstance(error, (KeyboardInterrupt, SystemExit)) and interrupt.sent
 
     try:
-        with interrupt, interpreter.leaving(left):
+        with interrupt, interpreter.leaving(left), ProgressHooks(task, params.script):
             interpreter.execute(
                 task.input_dir,
                 script=params.script,
@@ -193,7 +201,7 @@ def run(task: Task, params: ScriptParams, control: JobControl) -> Result:
                 arguments=params.arguments,
                 expected=stopped,
             )
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if not interrupt.sent:
             raise
     return _result(task, interrupt)

@@ -207,8 +207,8 @@ def _instead(error: BaseException) -> str:
     chain = " ".join(map(_named, _chain(error)))
     if _WANDB.search(chain):
         return (
-            'set WANDB_MODE = "offline" in [env] and add its folder to outputs, as outputs = ["outputs/", "wandb/"]; '
-            "when it is back: wandb sync"
+            "W&B is set to offline here, and what it records comes back in the output folder, for wandb sync: take "
+            "what sets another mode out of the script and of [env]"
         )
     if _HUB.search(chain):
         return "download the model or data set, add its folder to [inputs] in the job file, and load it from that path"
