@@ -16,49 +16,21 @@ from glasshouse.runtime.worker import named_directory
 from simulators.command_line import SUM, Shell
 from simulators.slurm_cluster import needs_slurm, running_slurm
 from tools.machine import needs_filters, needs_landlock, needs_root
+from tools.pages import blocks, commands, typed, words
 from tools.sshd import needs_sshd, serving_ssh
 from tools.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = ROOT / "docs" / "how-to" / "own-machine.md"
-RENT = ROOT / "docs" / "how-to" / "rent.md"
-SLURM = ROOT / "docs" / "how-to" / "slurm.md"
-CONTAINER = ROOT / "docs" / "how-to" / "container.md"
-PYTHON = ROOT / "docs" / "how-to" / "python.md"
+HOW_TO = ROOT / "docs" / "how-to"
+GUIDE, SLURM, CONTAINER, PYTHON = (
+    (HOW_TO / f"{name}.md").read_text() for name in ("own-machine", "slurm", "container", "python")
+)
 ADDRESS = "ssh://trainer@lab.example.org --python '~/glasshouse/bin/python'"
 NODE = "slurm://you@login.example.org/4711/gpu-7 --python '~/glasshouse/bin/python'"
 CONTAINED = "ssh://root@gpu.example.org:2222"
 CONFINED = (sys.executable, "-I", str(ROOT / "tests" / "tools" / "confined.py"), "SHM=64m")
 
 needs_disk = pytest.mark.skipif(named_directory.room("/tmp")[0], reason="this machine's /tmp is a memory file system")
-
-
-def blocks(kind: str, page: Path) -> list[str]:
-    return re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL)
-
-
-def commands(page: Path = GUIDE) -> list[tuple[str, list[str]]]:
-    """Return what is typed, each with the lines shown below it."""
-    found: list[tuple[str, list[str]]] = []
-    for line in "\n".join(blocks("console", page)).splitlines():
-        if line.startswith("$ "):
-            found.append((line[2:], []))
-        elif line:
-            found[-1][1].append(line)
-    return found
-
-
-def words(line: str) -> str:
-    return " ".join(re.sub(r"[0-9][0-9.,]*|[()]|[km]?B\b", " ", line).split())
-
-
-def typed(shell: Shell, page: Path, shown_as: str, here: str, really: str) -> None:
-    """Type a page's commands, and look whether they print what it shows."""
-    for command, shown in commands(page):
-        ran = shell.ask(*shlex.split(command.replace(shown_as, really))[1:])
-        assert ran.code == 0, f"{command}\n{ran.out}\n{ran.err}"
-        printed = {words(line) for line in ran.out.replace(here, shown_as.split()[0]).splitlines()}
-        assert not [line for line in shown if words(line) not in printed], f"{command}\n{ran.out}"
 
 
 @pytest.mark.slow
@@ -155,10 +127,11 @@ def test_every_command_and_option_of_the_how_tos_is_one() -> None:
         name: set(re.findall(r"^\| `(?:-[a-z]`, `)?(--[a-z-]+)`", text, re.MULTILINE))
         for name, text in re.findall(r"^## `glasshouse ([a-z ]+)`\n(.*?)(?=^## |\Z)", reference, re.DOTALL | re.M)
     }
-    for page in (GUIDE, CONTAINER, RENT, SLURM):
-        named = [command for command, _ in commands(page)] + re.findall(r"`(glasshouse [^`\n]+)`", page.read_text())
-        assert len(named) > 8
-        for command in named:
+    pages = {page.name: page.read_text() for page in HOW_TO.glob("*.md")}
+    assert len(pages) > 6
+    for text in pages.values():
+        named = [command for command, _ in commands(text) if command.startswith("glasshouse ")]
+        for command in named + re.findall(r"`(glasshouse [^`\n]+)`", text):
             said = shlex.split(command)[1:]
             name = next((name for name in (" ".join(said[:2]), said[0]) if name in known), None)
             assert name is not None, command
@@ -190,7 +163,7 @@ def test_a_run_in_a_container_is_what_the_how_to_says(tmp_path: Path) -> None:
 
         looked = shell.ask("doctor", "--on", "box", "--json").object
         findings = {one["feature"]: one["value"] for one in looked["findings"]}
-        shown = dict(re.findall(r"^\| `([a-z-]+)` \| `([a-z]+)` \|", CONTAINER.read_text(), re.MULTILINE))
+        shown = dict(re.findall(r"^\| `([a-z-]+)` \| `([a-z]+)` \|", CONTAINER, re.MULTILINE))
         assert len(shown) == 8
         assert {name: findings[name] for name in shown} == shown
         assert findings["assurance"] == "software"
