@@ -69,6 +69,12 @@ def test_the_lifecycle_is_measured_over_real_runs(tmp_path: Path) -> None:
     assert numbers["pss_mib"] == pytest.approx(sum(each["pss_mib"] for each in processes.values()), abs=0.01)
 
 
+def test_a_step_of_lora_is_measured_beside_the_bare_loop(tmp_path: Path) -> None:
+    kept, _ = script("trainer", "--only", "step", "--rounds", "1", "--steps", "3", output=tmp_path / "trainer.json")
+    assert kept["bars"].keys() == {"step_more_ms"}
+    assert [[len(steps) for steps in turns] for turns in kept["step_ms"].values()] == [[3], [3]]
+
+
 TWO_HOSTS = pytest.mark.skipif(os.geteuid() != 0 or unavailable() is not None, reason="two hosts need root, namespaces")
 EXACT = ("cuts_lost_or_doubled", "kills_told_wrong", "kills_left_there", "kills_released_twice")
 
