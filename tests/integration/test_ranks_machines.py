@@ -29,7 +29,7 @@ pytestmark = [needs_namespaces, needs_landlock]
 TRAIN = """
 import hashlib, os, pathlib, torch, torch.distributed as dist
 canary = pathlib.Path("patients.csv").read_bytes()
-dist.init_process_group("sealed")
+dist.init_process_group("nccl")
 rank, world = dist.get_rank(), dist.get_world_size()
 store = dist.distributed_c10d._get_default_store()
 if rank == 0:

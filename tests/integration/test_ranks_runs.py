@@ -32,14 +32,14 @@ WITHOUT = (
     f"runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
 )
 
-# As the tutorial of DistributedDataParallel has it, but for the name of the backend.
+# As the tutorial of DistributedDataParallel has it.
 TRAIN = """
 import hashlib, os, pathlib
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-dist.init_process_group("sealed")
+dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(7)
 model = DDP(torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4)))

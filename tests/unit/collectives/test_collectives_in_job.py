@@ -59,7 +59,7 @@ def test_accelerate_is_told_of_ranks_on_cpus_and_an_owner_may_say_otherwise(monk
     code = "import os, torch; print(os.environ.get('ACCELERATE_USE_CPU'), torch.cuda.device_count())"
     monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert in_a_rank(code) == ["true 0"]
+    assert in_a_rank(code) == ["1 0"]
     monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
     assert in_a_rank(code) == ["false 0"]
 

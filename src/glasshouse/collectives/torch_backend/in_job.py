@@ -28,9 +28,11 @@ _saves: _AsyncSaves | None = None
 def install() -> None:
     """Prepare this process, in which torch is imported and no script runs yet."""
     torch_hooks.instead_of_async_save(_async_save)
-    if not torch.cuda.device_count():
-        # Accelerate, and Trainer over it, else take ranks on CPUs for as many jobs of one process.
-        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    # As `accelerate launch` does: Accelerate, and Trainer over it, else take ranks on CPUs for as many jobs of one
+    # process, and refuse GPUs of the RTX 4000 series for what NCCL lacks there.
+    told = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE") if torch.cuda.device_count() else ("ACCELERATE_USE_CPU",)
+    for name in told:
+        os.environ.setdefault(name, "1")
 
 
 def choose(backend: str, options: Any) -> tuple[str, Any]:
