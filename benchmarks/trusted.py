@@ -42,7 +42,7 @@ TIERS = (
             "glasshouse.workloads.builtin.script",  # by its name alone, as the other workloads
             "glasshouse.collectives.torch_backend.entry",
         ),
-        ceiling=10313,
+        ceiling=10604,
     ),
 )
 

@@ -27,12 +27,16 @@ _saves: _AsyncSaves | None = None
 
 def install() -> None:
     """Prepare this process, in which torch is imported and no script runs yet."""
-    torch_hooks.instead_of_async_save(_async_save)
     # As `accelerate launch` does: Accelerate, and Trainer over it, else take ranks on CPUs for as many jobs of one
     # process, and refuse GPUs of the RTX 4000 series for what NCCL lacks there.
     told = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE") if torch.cuda.device_count() else ("ACCELERATE_USE_CPU",)
     for name in told:
         os.environ.setdefault(name, "1")
+
+
+def replace_async_save(saver: Any) -> None:
+    """Have checkpoints that torch's module writes beside the training use a group of their own."""
+    torch_hooks.instead_of_async_save(saver, _async_save)
 
 
 def choose(backend: str, options: Any) -> tuple[str, Any]:
@@ -81,7 +85,8 @@ def _async_save(original: Any, state_dict: Any, **named: Any) -> Any:
             "a checkpoint written by another process would be handed tensors that are not sealed",
             hint="let a thread write it: async_checkpointer_type=AsyncCheckpointerType.THREAD, the default",
         )
-    if named.get("process_group") is not None or named.get("no_dist") or not dist.is_initialized():
+    alone = named.get("no_dist") or not dist.is_initialized()
+    if alone or named.get("process_group") not in (None, dist.group.WORLD):
         return original(state_dict, **named)
     if _saves is None or _saves.world is not dist.group.WORLD:
         _saves = _AsyncSaves()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from importlib.machinery import ModuleSpec
 from typing import Any, TypeVar
 
 import torch
@@ -66,14 +63,9 @@ def instead_of_monitored_barrier(do: Callable[[Any, Any, bool], bool]) -> None:
         _replace(owner, "monitored_barrier", made)
 
 
-def instead_of_async_save(save: Callable[..., Any]) -> None:
-    """Have `save(torch's own, …)` take the place of torch.distributed.checkpoint's `async_save`, as it is imported."""
-
-    def made(original: Callable[..., Any]) -> Callable[..., Any]:
-        return functools.partial(save, original)
-
-    # Half a second to import, and most scripts do without.
-    _after_import("torch.distributed.checkpoint.state_dict_saver", lambda saver: _replace(saver, "async_save", made))
+def instead_of_async_save(saver: Any, save: Callable[..., Any]) -> None:
+    """Have `save(torch's own, …)` take the place of `async_save` in torch.distributed.checkpoint.state_dict_saver."""
+    _replace(saver, "async_save", lambda original: functools.partial(save, original))
 
 
 def instead_of_rendezvous(store: Callable[[], Callable[[], object] | None]) -> None:
@@ -201,32 +193,3 @@ def _replace(
     replacement = functools.update_wrapper(made(original), original)
     setattr(replacement, _MARK, True)
     setattr(owner, name, staticmethod(replacement) if static else replacement)
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Acts on one module when it has been imported."""
-
-    def __init__(self, name: str, act: Callable[[Any], None]) -> None:
-        self._name, self._act = name, act
-
-    def find_spec(self, name: str, _path: Any, _target: Any = None) -> ModuleSpec | None:
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                execute(module)
-                self._act(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def _after_import(name: str, act: Callable[[Any], None]) -> None:
-    if name in sys.modules:
-        act(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _AfterImport(name, act))

@@ -16,6 +16,7 @@ from glasshouse.workloads.process.undumpable import close_to_others
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import ModuleType
 
     from glasshouse.task.inputs import Inputs
     from glasshouse.wire.canonical import Json
@@ -71,6 +72,7 @@ def _run(channel: RankChannel, kind: str) -> Result:
     from glasshouse.task.handle import Task
     from glasshouse.workloads import registry
     from glasshouse.workloads.process import bytecode, environment
+    from glasshouse.workloads.process.import_hooks import ImportHooks
     from glasshouse.workloads.process.job_control import JobControl
 
     environment.keep_freed_memory()
@@ -97,9 +99,17 @@ def _run(channel: RankChannel, kind: str) -> Result:
     if channel.inherited:
         _use_channel(channel)
     workload.warm()
-    result = workload.run(task, params, control)
+    # Half a second to import, and most jobs do without.
+    with ImportHooks({"torch.distributed.checkpoint.state_dict_saver": _use_own_group}):
+        result = workload.run(task, params, control)
     task.close()
     return result
+
+
+def _use_own_group(saver: ModuleType) -> None:
+    from glasshouse.collectives.torch_backend import in_job
+
+    in_job.replace_async_save(saver)
 
 
 def _use_channel(channel: RankChannel) -> None:
