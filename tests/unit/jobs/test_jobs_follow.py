@@ -81,7 +81,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path]
     assert refused.value.code is Code.LOG_INVALID
 
 
-@pytest.mark.parametrize(("last_total", "shown"), [(5, 60), (60, 60), (None, None), (80, 80)])
+@pytest.mark.parametrize(("last_total", "shown"), [(5, 60), (60, 60), (None, None), (80, 80), (3, None)])
 def test_a_run_that_stops_early_still_says_what_was_planned(
     lines: tuple[bytes, ...], last_total: int | None, shown: int | None
 ) -> None:

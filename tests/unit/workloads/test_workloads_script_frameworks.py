@@ -48,7 +48,7 @@ ACCELERATE = """
 import torch
 from accelerate import Accelerator
 accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
-net = torch.nn.Linear(4, 1)
+net = torch.compile(torch.nn.Linear(4, 1), backend="aot_eager")
 rows = torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=2)
 net, optimizer, rows = accelerator.prepare(net, torch.optim.AdamW(net.parameters()), rows)
 for row in rows:
@@ -124,7 +124,7 @@ def skip_without(needed: list[str]) -> None:
     [
         pytest.param(["transformers", "accelerate"], TRAINER, 6, 6, True, 0, id="trainer"),
         pytest.param(["lightning"], LIGHTNING.format(package="lightning.pytorch"), 6, 6, True, 0, id="lightning"),
-        pytest.param(["accelerate"], ACCELERATE, 4, None, False, 0, id="accelerate"),
+        pytest.param(["accelerate"], ACCELERATE, 4, None, False, 0, id="accelerate-compile"),
         pytest.param(["torch", "tensorboard"], TORCH, 8, None, False, 1, id="torch-tensorboard-loader-spawn"),
         pytest.param(["sklearn", "xgboost"], TREES, 0, None, False, 1, id="sklearn-xgboost"),
         pytest.param([], POOLS, 0, None, False, 1, id="pools-by-spawn"),

@@ -51,7 +51,9 @@ def execute(
     try:
         exec(_code(main, path, str(module)), main.__dict__)  # noqa: S102 - it is the job
     except SystemExit as end:
-        failure = end if expected(end) else _ended(end.code)
+        failure = _ended(end.code)  # says its words, if it has any
+        if failure is not None and expected(end):
+            failure = end
     except BaseException as error:
         failure = error if expected(error) else failures.of_script(error, _own(error.__traceback__))
         error.__traceback__ = None  # it holds the variables of every function that the failure went through

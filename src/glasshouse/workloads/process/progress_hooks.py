@@ -124,6 +124,8 @@ class ProgressHooks:
         return own and mentioned
 
     def _watch_optimizers(self, module: ModuleType) -> None:
+        if self._task.params.get("profile") is not None:
+            return  # a boundary lies within what PyTorch profiles as the step: waiting for a slot would be a part of it
         torch = module.torch
 
         def hook(optimizer: Any, _args: Any, _kwargs: Any) -> None:
