@@ -259,6 +259,77 @@ def tiny(kind: str) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
+def test_a_stop_ends_an_evaluation_and_the_adapter_so_far_is_there(tmp_path: Path) -> None:
+    params = {"eval_data": "other.jsonl", "eval_steps": 2, "per_device_eval_batch_size": 1, "max_steps": 50}
+    task, found, channel = recorded_task(
+        "lora", TINY | params, {"train.jsonl": RECORDS, "other.jsonl": OTHERS}, tmp_path
+    )
+    asked, should_stop = 0, task.should_stop
+
+    def second_batch_of_the_evaluation() -> bool:
+        nonlocal asked
+        asked += 1
+        channel.stopping = asked >= 5  # before the first step, after two, and for each batch
+        return should_stop()
+
+    task.should_stop = second_batch_of_the_evaluation  # type: ignore[method-assign]
+    result = lora.run(task, found, JobControl(lambda *_: 0))  # type: ignore[arg-type]
+    assert (result.done, result.stop_reason, asked) == (2, "stopped", 5)
+    assert "adapter_model.safetensors" in channel.outputs
+    assert "log_history.json" not in channel.outputs
+
+
+@pytest.mark.parametrize("done", [5, 6])
+def test_a_stop_at_the_end_of_an_epoch_or_of_the_job_waits_for_no_evaluation(tmp_path: Path, done: int) -> None:
+    params = {"eval_data": "other.jsonl", "num_train_epochs": 1 if done == 6 else 2, "save_strategy": "epoch"}
+    task, found, channel = recorded_task(
+        "lora", TINY | params, {"train.jsonl": RECORDS, "other.jsonl": OTHERS}, tmp_path
+    )
+    progress = task.progress
+
+    def stop_then(count: int, *rest: Any, **more: Any) -> bool:
+        channel.stopping = count >= done
+        return progress(count, *rest, **more)
+
+    task.progress = stop_then  # type: ignore[method-assign]
+    result = lora.run(task, found, JobControl(lambda *_: 0))  # type: ignore[arg-type]
+    assert (result.done, result.stop_reason) == (done, "steps" if done == 6 else "stopped")
+    assert channel.outputs.keys() == {"adapter_model.safetensors", "adapter_config.json"}
+
+
+def test_examples_with_nothing_to_predict_are_passed_over(tmp_path: Path) -> None:
+    # An empty text is one token, its end, which has none before it.
+    empty = b'{"text": ""}\n' * 8
+    _, channel = run(tmp_path, records=empty + b'{"text": "abc"}\n', per_device_train_batch_size=1, max_steps=3)
+    assert "adapter_model.safetensors" in channel.outputs
+    with pytest.raises(UsageError, match="no token of the 8 counts in the loss"):
+        run(tmp_path / "none", records=empty, max_steps=1)
+
+
+def test_more_checkpoints_than_may_come_back_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    for params in ({"max_steps": 300, "save_steps": 1}, {"num_train_epochs": 50, "save_steps": 1}):
+        with pytest.raises(UsageError, match="save_steps = 1: of 300 steps that are more checkpoints than the 256"):
+            run(tmp_path, **params)
+
+
+def test_one_process_has_one_gpu_however_many_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import TrainingArguments
+
+    from glasshouse.workloads.lora.lora_trainer import arguments
+
+    task, found, _ = recorded_task("lora", TINY | {"max_steps": 1}, {"train.jsonl": RECORDS}, tmp_path)
+    assert isinstance(found, LoraParams)
+    setup = TrainingArguments._setup_devices.func  # type: ignore[attr-defined]
+
+    def two(self: Any) -> Any:
+        device = setup(self)
+        self._n_gpu = 2
+        return device
+
+    monkeypatch.setattr(TrainingArguments, "_setup_devices", property(two))
+    assert arguments(found, task, torch.device("cpu")).train_batch_size == 4
+
+
 # going on from an adapter
 
 
@@ -286,6 +357,7 @@ def test_training_goes_on_from_an_adapter(tmp_path: Path) -> None:
         ({"modules_to_save": ["lm_head"]}, "does not train: modules_to_save"),
         ({"rank_pattern": {"q_proj": 8}}, "does not train: rank_pattern"),
         ({"r": 0}, "r must be a whole number"),
+        ({"init_lora_weights": "pissa"}, "does not train: init_lora_weights"),
         ({"r": 8}, "another base: .* another shape"),
         ({"target_modules": ["q_proj", "k_proj"]}, "another base: .*k_proj.* is not there"),
     ],

@@ -138,9 +138,17 @@ def test_names_that_people_train_with_elsewhere_are_told_all_at_once() -> None:
         ({"load_in_4bit": True, "load_in_8bit": True}, "only one"),
         ({"eval_steps": 10}, "absent where there is no eval_data or eval_split"),
         ({"early_stopping_patience": 2}, "absent where there is no eval_data or eval_split"),
-        ({"lr_scheduler_type": "cosine"}, "only the clock ends"),
-        ({"warmup_steps": 0.1}, "only the clock ends"),
-        ({"warmup_steps": "0.1"}, "only the clock ends"),
+        ({"lr_scheduler_type": "cosine"}, "the clock ends"),
+        ({"warmup_steps": 0.1}, "the clock ends"),
+        ({"warmup_steps": "0.1"}, "the clock ends"),
+        ({"eval_strategy": "epoch"}, "there is nothing to evaluate on"),
+        (
+            {"eval_split": 0.1, "eval_strategy": "epoch", "eval_steps": 5},
+            "eval_steps must be absent where eval_strategy",
+        ),
+        ({"eval_split": 0.1, "eval_strategy": "no", "load_best_model_at_end": True}, "load_best_model_at_end must be"),
+        ({"eval_split": 0.1, "eval_strategy": "no", "early_stopping_patience": 2}, "early_stopping_patience must be"),
+        ({"save_strategy": "no", "save_steps": 5}, "save_steps must be absent where save_strategy is 'no'"),
     ],
 )
 def test_what_cannot_be_beside_each_other_is_refused(given: dict[str, Any], why: str) -> None:
@@ -156,6 +164,7 @@ def test_what_cannot_be_beside_each_other_is_refused(given: dict[str, Any], why:
         ({"save_strategy": "epoch", "eval_split": 0.1}, "epoch", "epoch"),
         ({"eval_data": "e.jsonl", "eval_steps": 5}, "no", "steps"),
         ({"eval_data": "e.jsonl", "eval_strategy": "no"}, "no", "no"),
+        ({"eval_strategy": "no", "load_best_model_at_end": False}, "no", "no"),
     ],
 )
 def test_when_to_save_and_to_evaluate_follows_from_what_is_given(

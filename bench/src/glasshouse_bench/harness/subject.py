@@ -30,9 +30,13 @@ __all__ = ["MODELS", "WORKLOADS", "Subject", "builtin", "commitment", "owners"]
 WORKLOADS = tuple(MODULES)
 MODELS = ("config:qwen2-tiny", "config:qwen2.5-0.5b", "config:qwen2.5-7b")
 _COMMITMENT = b"glasshouse/measurement/v1/commitment\x00"
-_TARGETS = ("early_stopping_patience", "epochs", "max_steps", "num_train_epochs", "profile", "seconds")
-# Learning rates that follow from a target; a step takes as long at any.
-_SCHEDULE = ("lr_scheduler_type", "warmup_steps")
+_TARGETS = ("epochs", "max_steps", "num_train_epochs", "profile", "seconds")
+# Learning rates that follow from a target, at each of which a step takes as long; and what is between two steps.
+_BESIDE = (
+    *("lr_scheduler_type", "warmup_steps"),
+    *("early_stopping_patience", "eval_data", "eval_split", "eval_steps", "eval_strategy", "load_best_model_at_end"),
+    *("save_steps", "save_strategy"),
+)
 _DAY_S = 24 * 3600
 # A few milliseconds a step on one CPU core; on a GPU it is bound by the host. It hardly learns, on purpose: a model
 # that fits its data has gradients among the subnormal numbers, on which a CPU takes three times as long.
@@ -162,7 +166,7 @@ def owners(path: Path, workload: str, *, device: str | None = None) -> Subject:
     if job.workload != workload:
         raise UsageError(Code.USAGE, f"{path} is a job of the workload {job.workload}, not {workload}")
     params: dict[str, Any] = {"deterministic": True, **job.params}
-    params = {name: value for name, value in params.items() if name not in (*_TARGETS, *_SCHEDULE)}
+    params = {name: value for name, value in params.items() if name not in (*_TARGETS, *_BESIDE)}
     if device is not None and workload != "script":
         params["device"] = device
     # The record is one output more than the job has.

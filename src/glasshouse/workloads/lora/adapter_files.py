@@ -21,11 +21,13 @@ _CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Of peft's file: what names and dates it, and what is of its beginning alone.
 _WITHOUT_EFFECT = frozenset(
     {
-        *("auto_mapping", "base_model_name_or_path", "bias", "fan_in_fan_out", "inference_mode", "init_lora_weights"),
+        *("auto_mapping", "base_model_name_or_path", "bias", "fan_in_fan_out", "inference_mode", "runtime_config"),
         *("loftq_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "revision"),
-        *("runtime_config", "task_type"),
+        "task_type",
     }
 )
+# How its weights began: not those that change the base's too, which peft does again when it loads them.
+_BEGINNINGS = (None, True, False, "gaussian", "orthogonal", "eva")
 _SIDES = {"lora_A": 1, "lora_B": 0}  # each with the side of its layer's matrix that it has too
 
 
@@ -49,6 +51,8 @@ def settings(open_file: Callable[[str], BinaryIO], names: Collection[str], param
             given = dict(json.loads(stream.read(_MAX_CONFIG_BYTES)))
     except (ValueError, TypeError, RecursionError):
         raise job_invalid(f"{where} is not a JSON object") from None
+    if given.get("init_lora_weights") in _BEGINNINGS:
+        given.pop("init_lora_weights", None)
     others = {name for name, value in given.items() if name not in (*OF_ADAPTER, *_WITHOUT_EFFECT) and value}
     if given.get("peft_type") != "LORA" or given.get("bias", "none") != "none" or others:
         kind = f"peft_type {given.get('peft_type')!r}, bias {given.get('bias')!r}"
@@ -67,12 +71,13 @@ def settings(open_file: Callable[[str], BinaryIO], names: Collection[str], param
 def check_adapter(params: LoraParams, files: Mapping[str, PlainFile]) -> None:
     """Check that an adapter belongs to a job's model: by name, layers and sizes; raises as `settings`."""
     settings(lambda name: files[name].open(), files.keys(), params)
+    name, prefix = f"{str(params.adapter).rstrip('/')}/{WEIGHTS}", f"{folder_of(params.model)}/"
+    adapted = matrices([name], files)
     if not params.model.startswith("inputs:"):
         return
-    name, prefix = f"{str(params.adapter).rstrip('/')}/{WEIGHTS}", f"{folder_of(params.model)}/"
     inside = [one for one in files if one.startswith(prefix)]
     layers = matrices(weight_files(lambda one: files[one].open(), prefix, inside), files)
-    for tensor, shape in matrices([name], files).items():
+    for tensor, shape in adapted.items():
         path, _, side = tensor.removeprefix("base_model.model.").rpartition(".")
         if side not in _SIDES:
             continue

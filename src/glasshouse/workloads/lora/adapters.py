@@ -13,13 +13,14 @@ from peft import (
     LoraConfig,
     get_peft_model,
     get_peft_model_state_dict,
-    prepare_model_for_kbit_training,
     set_peft_model_state_dict,
 )
 from safetensors.torch import save
 
 from glasshouse.workloads.job_keys import job_invalid
 from glasshouse.workloads.lora.lora_params import OF_ADAPTER, LoraParams
+
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 def attach(model: Any, params: LoraParams, before: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None) -> Any:
@@ -34,8 +35,6 @@ def attach(model: Any, params: LoraParams, before: tuple[Mapping[str, Any], Mapp
         UsageError: `job-invalid`: the model has none of the target modules, or the weights are of another base.
     """
     model.name_or_path = model.config.name_or_path = params.base_name  # peft reads it there, not from its own argument
-    if params.in_few_bits:
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     settings, weights = before or ({name: getattr(params, name) for name in OF_ADAPTER}, {})
     targets = settings["target_modules"]
     config = LoraConfig(
@@ -49,9 +48,15 @@ def attach(model: Any, params: LoraParams, before: tuple[Mapping[str, Any], Mapp
         raise job_invalid(f"params.target_modules: the model has no linear layers named {targets}") from error
     if weights:
         own = get_peft_model_state_dict(model, save_embedding_layers=False)
-        wrong = sorted(own.keys() ^ weights.keys()) or [name for name in own if own[name].shape != weights[name].shape]
+        wrong = sorted(own.keys() ^ weights.keys()) or [
+            name
+            for name in own
+            if own[name].shape != weights[name].shape or weights[name].dtype not in (torch.float32, *_HALVES)
+        ]
         if wrong:
-            raise job_invalid(f"params.adapter is of another base: {wrong[0]} is not there, or of another shape")
+            raise job_invalid(
+                f"params.adapter is of another base: {wrong[0]} is not there, or of another shape or type"
+            )
         set_peft_model_state_dict(model, dict(weights))
     return model
 

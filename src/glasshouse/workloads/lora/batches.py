@@ -84,12 +84,15 @@ def collator(pad_id: int, *, packing: bool) -> Callable[[Sequence[Row]], dict[st
 
 
 def leaks(model: Any) -> bool:
-    """Return whether an example's logits depend on the one that is packed before it, as it is with some models."""
+    """Return whether an example's logits depend on the one that is packed before it, as they do in some models."""
     collate = collator(0, packing=True)
     found = []
-    for first in ([1, 2, 3], [3, 1, 2]):
+    model.eval()
+    for first in ([1, 2, 3], [3, 3, 3]):
         rows = [[{"input_ids": ids, "labels": ids} for ids in (first, [2, 1, 3, 1])]]
         batch = {name: tensor.to(model.device) for name, tensor in collate(rows).items() if name != "labels"}
         with torch.no_grad():
             found.append(model(**batch, use_cache=False).logits[0, len(first) :])
-    return not torch.equal(*found)
+    one, other = found
+    # Models that are packed for differ by rounding, up to 0.02 of the largest (experts, 8 bits); leaks by half of it.
+    return not bool((one - other).abs().max() <= 0.1 * one.abs().max())

@@ -52,6 +52,8 @@ def _check_input(
         return [f"the records of {data} were read, and not tried with the model's tokenizer: {missing}"]
     examples, notes = encode_records(found, data, tokenizer, params, within_s=_TRIED_S), []
     _check_config(examples, data, params.model, files)
+    if data == params.data and params.eval_split is not None and not examples.untried:
+        params.held_out(len(examples))
     if examples.masked:
         notes.append(
             f"{data}: {examples.masked} records are passed over: none of their first {params.max_length} tokens "

@@ -198,14 +198,14 @@ def encode_records(
             continue
         ids, counted = encoder.encode(record, where)
         examples.cut += len(ids) > params.max_length
-        if True in counted[: params.max_length]:
+        if True in counted[1 : params.max_length]:  # nothing stands before the first to predict it
             examples.ids.extend(ids[: params.max_length])
             examples.counted.extend(counted[: params.max_length])
             examples.ends.append(len(examples.ids))
         else:
             examples.masked += 1
-            if True in counted:
-                shortest = min(counted.index(True), shortest or len(counted))
+            if True in counted[1:]:
+                shortest = min(counted.index(True, 1), shortest or len(counted))
     if not len(examples) and not examples.untried:
         if not shortest:
             raise job_invalid(

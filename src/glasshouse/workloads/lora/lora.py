@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -37,6 +38,7 @@ def examine(params: LoraParams, files: Mapping[str, PlainFile]) -> list[str]:
     """Check model and records; raises as `registry.examine`."""
     from glasshouse.workloads.lora import adapter_files, data_check, model_files
 
+    params.check_checkpoints(params.max_steps)
     targets = () if params.adapter is not None else params.target_modules
     notes = model_files.check_model(params.model, targets, files)
     if params.adapter is not None:
@@ -103,14 +105,14 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
         )
     before = None
     if params.adapter is not None:
-        weights = task.tensors(f"{params.adapter.rstrip('/')}/{adapter_files.WEIGHTS}", torch)
-        before = adapter_files.settings(task.open, task.inputs, params), weights
+        settings = adapter_files.settings(task.open, task.inputs, params)
+        before = settings, task.tensors(f"{params.adapter.rstrip('/')}/{adapter_files.WEIGHTS}", torch)
     model = adapters.attach(model, params, before)
     if params.gradient_checkpointing:
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trained, held_out = _split(len(examples), params)
-    lengths = [len(examples.example(number)[0]) for number in range(len(examples))]
+    lengths = [end - begin for begin, end in itertools.pairwise([0, *examples.ends])]
     rows = batches.packed(lengths, trained, params.max_length) if params.packing else [[number] for number in trained]
     # Of several ranks, each has all of the model and a part of each batch; the first one has the say.
     log = training.log if os.environ.get("RANK", "0") == "0" else (lambda _text: None)
@@ -122,9 +124,12 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     )
     if params.slots is not None:
         examples_in_step = params.per_device_train_batch_size * params.gradient_accumulation_steps
-        same = len(set(lengths)) == 1 and not params.packing
+        same = len(set(lengths)) == 1 and not params.packing and len(rows) % examples_in_step == 0
         task.tokens_per_step = examples_in_step * lengths[0] if same else None
-    tests = batches.Rows(evaluated or examples, [[number] for number in held_out or range(len(evaluated or ()))])
+    if evaluated is not None:
+        tests = batches.Rows(evaluated, [[number] for number in range(len(evaluated))])
+    else:
+        tests = batches.Rows(examples, [[number] for number in held_out])
     trainer = lora_trainer.LoraTrainer(
         task,
         params,
@@ -163,7 +168,5 @@ def _split(count: int, params: LoraParams) -> tuple[list[int], list[int]]:
     if params.eval_split is None:
         return list(range(count)), []
     order = torch.randperm(count, generator=torch.Generator().manual_seed(params.seed)).tolist()
-    held = max(1, round(count * params.eval_split))
-    if held >= count:
-        raise job_invalid(f"params.eval_split = {params.eval_split} of {count} examples leaves none to train on")
+    held = params.held_out(count)
     return sorted(order[held:]), sorted(order[:held])

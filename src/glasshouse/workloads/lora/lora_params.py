@@ -15,6 +15,7 @@ from glasshouse.workloads.job_keys import (
     choice,
     either,
     integer,
+    invalid,
     job_invalid,
     needs,
     number,
@@ -33,10 +34,16 @@ ALL_LINEAR = "all-linear"
 OF_ADAPTER = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_dora", "use_rslora")
 """What peft's file of an adapter says too."""
 _ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt")
-_DECAYING = ("cosine", "linear", "polynomial")
+_DECAYING = ("cosine", "linear")
 _OF_BITSANDBYTES = ("adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit")
 _OPTIMIZERS = ("adafactor", "adamw_torch", "adamw_torch_fused", "sgd", *_OF_BITSANDBYTES)
-_OF_EVALUATION = ("early_stopping_patience", "eval_steps", "eval_strategy", "load_best_model_at_end")
+_OF_EVALUATION = ("early_stopping_patience", "eval_steps", "load_best_model_at_end")
+# What each is about, first what it has to be "steps" for.
+_STRATEGIES = {
+    "save_strategy": ("save_steps",),
+    "eval_strategy": ("eval_steps", "early_stopping_patience", "load_best_model_at_end"),
+}
+_MOST_OTHERS = 4  # outputs beside checkpoints, and the one of the last step
 _WHEN = choice("no", "steps", "epoch")
 
 _DTYPE = 'the base weights have `dtype = "bfloat16"` or "float32", and the adapter is trained in float32'
@@ -217,7 +224,10 @@ class LoraParams(DeviceParams):
         int, integer(8, 1 << 20), "Tokens of an example; longer ones are cut, those left with nothing to learn skipped."
     ] = 512
     packing: Annotated[
-        bool, FLAG, "Fill rows of max_length tokens with whole examples, which do not see each other, and pad nothing."
+        bool,
+        FLAG,
+        "Fill rows of max_length tokens with whole examples, which do not see each other, and pad nothing; a batch of "
+        "several rows is one long row, so take few, and accumulate.",
     ] = False
     completion_only_loss: Annotated[
         bool, FLAG, "Of records with a prompt, only the tokens after it count in the loss."
@@ -231,7 +241,9 @@ class LoraParams(DeviceParams):
     num_train_epochs: Annotated[
         float | None, number(0.001, 1e6), "Or how often to go through the data; 3 where the job has no other end."
     ] = None
-    seconds: Annotated[float | None, SECONDS, "When to stop, if that comes first."] = None
+    seconds: Annotated[
+        float | None, SECONDS, "When to stop, if that comes first; a last evaluation comes after it."
+    ] = None
     per_device_train_batch_size: Annotated[int, integer(1, 65536), "Examples in a batch, of each rank."] = 4
     gradient_accumulation_steps: Annotated[int, integer(1, 65536), "Batches in a step."] = 1
     learning_rate: Annotated[float, number(1e-9, 10.0), "The highest of the schedule."] = 2e-4
@@ -279,7 +291,7 @@ class LoraParams(DeviceParams):
         # The last part alone: `models/x` would name another model on the hub.
         name = PurePosixPath(rest).name if scheme in ("config", "inputs") else found.model
         evaluated = "epoch" if found.evaluates else "no"
-        return replace(
+        found = replace(
             found,
             base_name=found.base_name or name,
             save_strategy=found.save_strategy or ("steps" if found.save_steps else "no"),
@@ -287,6 +299,39 @@ class LoraParams(DeviceParams):
             eval_strategy=found.eval_strategy or ("steps" if found.eval_steps else evaluated),
             eval_steps=found.eval_steps or 500,
         )
+        for strategy, needed in _STRATEGIES.items():
+            if getattr(found, strategy) == "no":
+                without = [name for name in needed if values.get(name)]
+            else:
+                without = [name for name in needed[:1] if values.get(name) and getattr(found, strategy) != "steps"]
+            if without:
+                raise invalid(f"params.{without[0]}", f"absent where {strategy} is {getattr(found, strategy)!r}")
+        if found.eval_strategy != "no" and not found.evaluates:
+            raise job_invalid(
+                f"params.eval_strategy is {found.eval_strategy!r}, and there is nothing to evaluate on",
+                hint="name eval_data, an input with other records, or eval_split, a share of data",
+            )
+        return found
+
+    def held_out(self, count: int) -> int:
+        """Return how many of `count` examples `eval_split` holds out; raises `UsageError` where none is left."""
+        held = max(1, round(count * (self.eval_split or 0)))
+        if held >= count:
+            raise job_invalid(f"params.eval_split = {self.eval_split} of {count} examples leaves none to train on")
+        return held
+
+    def check_checkpoints(self, steps: int | None) -> None:
+        """Refuse more checkpoints than outputs may come back; raises `UsageError` (`job-invalid`)."""
+        if (
+            self.save_strategy == "steps"
+            and steps
+            and steps // (self.save_steps or 1) + _MOST_OTHERS > self.max_outputs
+        ):
+            raise job_invalid(
+                f"params.save_steps = {self.save_steps}: of {steps} steps that are more checkpoints than the "
+                f"{self.max_outputs} outputs that may come back",
+                hint="raise save_steps",
+            )
 
     @property
     def evaluates(self) -> bool:

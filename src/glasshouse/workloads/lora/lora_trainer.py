@@ -55,7 +55,7 @@ def arguments(params: LoraParams, task: Task, device: torch.device) -> TrainingA
         end: dict[str, Any] = {"max_steps": params.max_steps or _NO_END}
     else:
         end = {"num_train_epochs": params.num_train_epochs}
-    return TrainingArguments(
+    found = TrainingArguments(
         output_dir=str(task.workspace / "trainer"),  # where nothing is written: `_save_checkpoint` is ours
         **end,
         **{name: getattr(params, name) for name in _SAME},
@@ -66,8 +66,12 @@ def arguments(params: LoraParams, task: Task, device: torch.device) -> TrainingA
         remove_unused_columns=False,
         dataloader_pin_memory=device.type == "cuda",
         ddp_find_unused_parameters=False,
+        accelerator_config={"non_blocking": device.type == "cuda"},
         prediction_loss_only=True,
     )
+    # One process has one device: left to itself, Trainer splits each batch over all that it sees.
+    found._n_gpu = min(found.n_gpu, 1)
+    return found
 
 
 class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed here
@@ -93,6 +97,7 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
         """
         with contextlib.suppress(_Ended):
             self.train()
+        self.job.ended()
         self.check()
         self.job.keep_best(self.model)
         return self.job.result()
@@ -104,9 +109,9 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
             raise self._refusal("the adapter", self.state.global_step)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        # One step late: a GPU is never waited for with nothing left to do.
-        self._check_late()
         loss = super().training_step(model, inputs, num_items_in_batch)
+        # One batch late: a GPU is not waited for while nothing is left in its queue.
+        self._check_late()
         self.step_loss = loss if self.step_loss is None else self.step_loss + loss
         self._unchecked.append(("the loss", self.state.global_step + 1, _Later(loss)))
         return loss
@@ -178,32 +183,45 @@ class _Job(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._total = None if state.max_steps == _NO_END else state.max_steps
+        self._params.check_checkpoints(self._total)
         self._task.progress(0, self._total)
         training.wait(args.device)
         self._started = time.perf_counter()
-        if self._task.should_stop():
-            self._reason = self._task.stop_reason
+        self._reason = self._asked()
+        if self._reason is not None:
             raise _Ended
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         trainer = self._trainer
         self._done = state.global_step
         self._first = trainer.step_loss if self._first is None else self._first
+        # The end of a step, and the begin of the next; its batch has been read ahead.
         self._task.progress(self._done, self._total, trainer.step_loss)
+        reason = self._asked()
+        if reason is not None and self._done != self._total:
+            self._reason = reason
+            control.should_training_stop = True
+        self._skip(reason, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._skip(self._asked(), control)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._asked() == "stopped":
+            self._reason = "stopped"
+            raise _Ended
+
+    def _asked(self) -> str | None:
+        """Return why the job is to end now, None where it is not; the same in all ranks."""
         reason = None
         if self._task.should_stop():
             reason = self._task.stop_reason
         elif self._params.seconds is not None and time.perf_counter() - self._started >= self._params.seconds:
             reason = "time"
-        reason = trainer.agreed(reason)
-        if reason is not None and self._done != self._total:
-            self._reason = reason
-            control.should_training_stop = True
-        self.on_epoch_end(args, state, control)
+        return self._trainer.agreed(reason)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._reason == "stopped" or self._task.over:
-            # A stop leaves a few seconds, enough for the adapter.
+    def _skip(self, reason: str | None, control: Any) -> None:
+        if reason == "stopped" or self._task.over:  # which leaves a few seconds, enough for the adapter
             control.should_evaluate = control.should_save = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
@@ -218,8 +236,9 @@ class _Job(TrainerCallback):  # type: ignore[misc]
             self._reason = "finished"
             control.should_training_stop = True
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        training.wait(args.device)
+    def ended(self) -> None:
+        """Take the time."""
+        training.wait(self._trainer.args.device)
         self._elapsed_us = int((time.perf_counter() - self._started) * 1e6)
 
     def keep_best(self, model: Any) -> None:
@@ -243,7 +262,7 @@ class _Job(TrainerCallback):  # type: ignore[misc]
 
 
 class _Ended(Exception):  # noqa: N818 - no error
-    """The job is over before its first step."""
+    """The job is over, between two steps or within an evaluation."""
 
 
 class _Later:

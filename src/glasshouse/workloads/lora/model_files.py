@@ -95,7 +95,7 @@ def check_model(model: str, targets: str | tuple[str, ...], files: Mapping[str, 
     notes = _check_config(folder, files)
     weights = matrices(weight_files(lambda name: files[name].open(), f"{folder}/", names), files)
     # The head may share the embedding's weights, and has none of its own.
-    _check_targets(targets, {"lm_head"} | {path.rpartition(".")[2] for path in weights}, folder)
+    _check_targets(targets, {"lm_head", *weights}, folder)
     return notes
 
 
@@ -167,15 +167,20 @@ def _load_config(folder: str, config: dict[str, Any]) -> None:
         raise job_invalid(f"{folder}/config.json: a model of the type {found.model_type!r} writes no text")
 
 
-def _check_targets(targets: str | tuple[str, ...], layers: set[str], where: str) -> None:
+def _check_targets(targets: str | tuple[str, ...], paths: set[str], where: str) -> None:
     if isinstance(targets, str):  # all linear layers but the output's
-        if layers == {"lm_head"}:
+        if paths == {"lm_head"}:
             raise job_invalid(f"params.target_modules: the model {where!r} has no linear layers")
         return
-    # A target is a layer's name, or the end of its path.
-    missing = [target for target in targets if target.rpartition(".")[2] not in layers]
+    # A target is a layer's name or the end of its path, of which files leave out the first parts.
+    ends = [f".{path}" for path in paths]
+    missing = [
+        target
+        for target in targets
+        if not any(f".{target}".endswith(end) or end.endswith(f".{target}") for end in ends)
+    ]
     if missing:
-        known = sorted(layers)
+        known = sorted({path.rpartition(".")[2] for path in paths})
         more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
         raise job_invalid(
             f"params.target_modules: the model {where!r} has no layers named {', '.join(map(repr, missing))}",
