@@ -227,6 +227,29 @@ def machine_checked(job: Job, home: Home, identity: Identity) -> None:
     check_machine(*unsealed(sealed_job(job, home, identity), home, identity))
 
 
+class Lab(LocalPlace):
+    """Another machine, with what is installed there."""
+
+    name = "lab"
+
+    def __init__(self, there: dict[str, str]) -> None:
+        self.there = there
+
+    def installed(self) -> dict[str, str]:  # type: ignore[override]
+        return self.there
+
+
+def test_a_job_whose_records_are_a_table_requires_what_reads_it() -> None:
+    there = dict.fromkeys(("torch", "transformers", "peft", "safetensors"), "9")
+    params: dict[str, Json] = {"model": "config:qwen2-tiny", "data": "chats"}
+    names = ["chats/data-00000-of-00001.arrow", "chats/state.json"]
+    with pytest.raises(UsageError, match="lab lacks what the job requires: pyarrow>=19 is not installed") as refused:
+        check_machine("lora", params, names, Lab(there))
+    assert "or write the records as JSON, one object a line and seal" in refused.value.hint
+    check_machine("lora", params, names, Lab(there | {"pyarrow": "19.0"}))
+    check_machine("lora", params | {"data": "chats.jsonl"}, ["chats.jsonl"], Lab(there))
+
+
 @pytest.mark.parametrize(
     ("workload", "params", "there", "said"),
     [
@@ -238,15 +261,9 @@ def machine_checked(job: Job, home: Home, identity: Identity) -> None:
 def test_another_machine_says_what_it_has_and_is_not_told_what_the_job_needs(
     job: Job, home: Home, identity: Identity, workload: str, params: dict[str, object], there: dict[str, str], said: str
 ) -> None:
-    class Lab(LocalPlace):
-        name = "lab"
-
-        def installed(self) -> dict[str, str]:  # type: ignore[override]
-            return there
-
     sealed = sealed_job(replace(job, workload=workload, params=params), home, identity)
     with pytest.raises(UsageError, match=said) as refused:
-        check_machine(*unsealed(sealed, home, identity), Lab())
+        check_machine(*unsealed(sealed, home, identity), Lab(there))
     assert refused.value.code in (Code.REQUIREMENT_MISSING, Code.DEVICE_MISSING)
     assert refused.value.hint
 

@@ -287,7 +287,7 @@ def test_where_no_framework_is_installed_what_needs_none_is_checked(monkeypatch:
     notes = looked("lora", PACKED, packed({"tokenizer.json": b"{}"}))
     assert notes == [
         "base/config.json was read and not tried: transformers is not installed here",
-        "the records of train.jsonl were read, and not tried with the model's tokenizer: this machine lacks "
+        "the records of train.jsonl were read, and not tried with the model's tokenizer: "
         "jinja2>=3.1.6 is not installed",
     ]
     assert "has no layers named" in refused("lora", PACKED | {"target_modules": ["c_attn"]}, packed()).message

@@ -44,7 +44,7 @@ def _check_input(
     data: str, tokenizer: Any, missing: str, params: LoraParams, files: Mapping[str, PlainFile]
 ) -> list[str]:
     if lacks := lacking(needed(files, data)):
-        return [f"the records of {data} were not read: this machine lacks " + "; ".join(lacks)]
+        return [f"the records of {data} were not read: " + "; ".join(lacks)]
     found = read_records(lambda name: files[name].open(), files, data)
     if tokenizer is None:
         for _ in found:
@@ -79,7 +79,7 @@ def _tokenizer(params: LoraParams, files: Mapping[str, PlainFile]) -> tuple[Any,
     if sum(file.bytes for file in sides.values()) > _MAX_TOKENIZER_BYTES:
         return None, f"its files have more than {_MAX_TOKENIZER_BYTES >> 20} MiB"
     if missing := lacking(_READERS):
-        return None, "this machine lacks " + "; ".join(missing)
+        return None, "; ".join(missing)
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
