@@ -151,7 +151,7 @@ def bare(task: Task, params: LoraParams) -> None:
     import torch
 
     from glasshouse.workloads.builtin import training
-    from glasshouse.workloads.lora import adapters, models
+    from glasshouse.workloads.lora import models
     from glasshouse.workloads.lora.data_forms import read_records
     from glasshouse.workloads.lora.encoding import encode_records
 
@@ -159,7 +159,7 @@ def bare(task: Task, params: LoraParams) -> None:
     model, tokenizer = models.base_model(task, params, device)
     examples = encode_records(read_records(task.open, task.inputs, params.data), params.data, tokenizer, params)
     model.config.use_cache = False
-    model = adapters.attach(model, params)
+    model = models.attach(model, params)
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=params.learning_rate, weight_decay=params.weight_decay, fused=True)

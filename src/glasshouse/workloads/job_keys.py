@@ -22,6 +22,7 @@ REQUIRED = ...
 """In the place of a default: the key must be there."""
 
 _SHOWN_CHARS = 60
+_MOST_NAMED = 12
 _DECIMAL = r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 # Without control characters: what a job file names is shown on terminals.
 _PRINTABLE = r"[^\x00-\x1f\x7f]*"
@@ -198,15 +199,17 @@ def needs(name: str, *others: str) -> Rule:
     return Rule(f"`{name}` needs {words}.", {"if": _asking(name), "then": beside}, check)
 
 
-def at_most_one(one: str, other: str) -> Rule:
-    """Two keys are not both there, but for one that is false."""
+def at_most_one(one: str, *others: str) -> Rule:
+    """A key is not beside any of the others, but for those that are false."""
 
     def check(given: Mapping[str, Any], path: str) -> None:
-        if _asked(given, one) and _asked(given, other):
-            raise job_invalid(f"{path}.{one} and {path}.{other}: only one of them may be there")
+        beside = [other for other in others if _asked(given, other)]
+        if beside and _asked(given, one):
+            raise job_invalid(f"{path}.{one} may not be beside {', '.join(beside)}: take out one or the other")
 
-    both = {"allOf": [_asking(one), _asking(other)]}
-    return Rule(f"`{one}` and `{other}` exclude each other.", {"not": both}, check)
+    both = {"allOf": [_asking(one), {"anyOf": [_asking(other) for other in others]}]}
+    words = " and ".join(f"`{other}`" for other in others)
+    return Rule(f"`{one}` is not beside {words}.", {"not": both}, check)
 
 
 def _asked(given: Mapping[str, Any], name: str) -> bool:
@@ -263,26 +266,48 @@ def read(
     """
     known = [field.name for field in fields]
     unknown = sorted(str(name) for name in values if name not in known)
+    missing = [field for field in fields if field.default is REQUIRED and field.name not in values]
     found = {}
     for field in fields:
         if field.name in values:
             found[field.name] = _read(field.kind, values[field.name], _path(path, field.name))
         elif field.default is REQUIRED:
-            name, near = _path(path, field.name), _near(field.name, unknown)
-            hint = f"{_path(path, near)!r} is not known: did you mean {name!r}?" if near else ""
-            raise job_invalid(f"{name} is missing; it must be {field.kind.allowed}", hint=hint)
+            raise _missing(missing, unknown, path)
         else:
             inner = field.kind.fields and field.default is not None
             found[field.name] = field.kind.read(field.default, _path(path, field.name)) if inner else field.default
     if unknown:
-        near = _near(unknown[0], known)
-        hint = (f"did you mean {near!r}? " if near else "") + "known: " + ", ".join(sorted(known))
-        if unknown[0] in elsewhere:
-            hint = "; ".join(f"{name}: {elsewhere[name]}" for name in unknown if name in elsewhere)
-        raise job_invalid(f"{_path(path, unknown[0])[:_SHOWN_CHARS]} is not known", hint=hint)
+        raise _unknown(unknown, known, path, elsewhere)
     for rule in rules:
         rule.check(values, path)
     return found
+
+
+def _missing(fields: Sequence[Field], unknown: Collection[str], path: str) -> UsageError:
+    """Return the error of the first of some keys, which names the others too."""
+    first, *others = fields
+    name, near = _path(path, first.name), _near(first.name, unknown)
+    hints = [f"{_path(path, near)!r} is not known: did you mean {name!r}?"] if near else []
+    hints += [f"missing too: {_path(path, other.name)}, which must be {other.kind.allowed}" for other in others]
+    return job_invalid(f"{name} is missing; it must be {first.kind.allowed}", hint="; ".join(hints))
+
+
+def _unknown(names: Sequence[str], known: Collection[str], path: str, elsewhere: Mapping[str, str]) -> UsageError:
+    """Return the error of keys that are not known, with what stands for each."""
+    others = "known: " + ", ".join(sorted(known))
+
+    def instead(name: str) -> str:
+        near = None if name in elsewhere else _near(name, known)
+        return elsewhere.get(name) or (f"did you mean {near!r}?" if near else "")
+
+    if len(names) == 1:
+        told = instead(names[0])
+        hint = told if names[0] in elsewhere else f"{told} {others}".strip()
+    else:
+        told = "; ".join(f"{name}: {instead(name) or 'nothing like it'}" for name in names)
+        hint = told if all(map(instead, names)) else f"{told}; {others}"
+    shown = ", ".join(_path(path, name)[:_SHOWN_CHARS] for name in names[:_MOST_NAMED])
+    return job_invalid(f"{shown} {'is' if len(names) == 1 else 'are'} not known", hint=hint)
 
 
 def _require(held: object) -> None:

@@ -53,12 +53,12 @@ def run(tmp_path: Path, files: dict[str, bytes] | None = None, **params: Any) ->
 
 @pytest.mark.parametrize(("name", "expected"), [("qwen2.5-0.5b", 270_336), ("qwen2.5-7b", 1_261_568)])
 def test_the_default_adapter_has_the_published_number_of_parameters(name: str, expected: int) -> None:
-    from glasshouse.workloads.lora import adapters
+    from glasshouse.workloads.lora import models
 
     model = random_model(name, torch.bfloat16, torch.device("meta"))
     params = parse("lora", {"model": f"config:{name}"})
     assert isinstance(params, LoraParams)
-    assert training.trainable(adapters.attach(model, params)) == expected
+    assert training.trainable(models.attach(model, params)) == expected
 
 
 @pytest.mark.parametrize(("name", "expected"), [("qwen2.5-0.5b", 494_032_768), ("qwen2.5-7b", 7_615_616_512)])
@@ -152,10 +152,11 @@ def test_checkpoints_leave_on_the_way(tmp_path: Path) -> None:
     _, channel = run(tmp_path, max_steps=5, save_steps=2)
     kinds = {m["name"]: m["kind"] for m in channel.messages if m["type"] == "output"}
     assert [name for name, kind in kinds.items() if kind == "checkpoint"] == [
-        "checkpoints/step-2/adapter_model.safetensors",
-        "checkpoints/step-4/adapter_model.safetensors",
-        "checkpoints/step-5/adapter_model.safetensors",  # Trainer saves at the last step too
+        f"checkpoints/step-{step}/{name}"
+        for step in (2, 4, 5)  # Trainer saves at the last step too
+        for name in ("adapter_model.safetensors", "adapter_config.json")
     ]
+    assert channel.outputs["checkpoints/step-2/adapter_config.json"] == channel.outputs["adapter_config.json"]
     assert load(channel.outputs["checkpoints/step-2/adapter_model.safetensors"]).keys()
 
 
@@ -196,7 +197,8 @@ def test_a_number_that_is_none_ends_the_run_and_no_adapter_leaves(
     with pytest.raises(RunError, match=rf"(loss|gradient|adapter) of step {step} ") as failed:
         lora.run(task, params, JobControl(lambda *_: 0))  # type: ignore[arg-type]
     assert failed.value.code is Code.NONFINITE_LOSS
-    assert list(channel.outputs) == [f"checkpoints/step-{n}/adapter_model.safetensors" for n in range(1, step)]
+    weights = [name for name in channel.outputs if name.endswith(".safetensors")]
+    assert weights == [f"checkpoints/step-{n}/adapter_model.safetensors" for n in range(1, step)]
 
 
 def test_an_adapter_that_is_no_number_leaves_where_the_job_asks_for_it(

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from glasshouse.errors import Code, RunError, UsageError
+from glasshouse.errors import Code, PlatformError, RunError, UsageError
 from glasshouse.workloads.lora import lora
 from glasshouse.workloads.lora.lora_params import LoraParams
 from glasshouse.workloads.process.job_control import JobControl, Result
@@ -375,12 +375,23 @@ def test_an_adapter_of_another_base_or_kind_is_refused(tmp_path: Path, changes: 
 
 
 @pytest.mark.parametrize("params", [{"load_in_4bit": True}, {"load_in_8bit": True}, {"optim": "adamw_8bit"}])
-def test_a_base_in_few_bits_trains_where_bitsandbytes_is(tmp_path: Path, params: dict[str, Any]) -> None:
+def test_a_base_in_few_bits_trains_where_bitsandbytes_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, params: dict[str, Any]
+) -> None:
     pytest.importorskip("bitsandbytes")
+    from glasshouse.workloads.lora import models
+
+    monkeypatch.setattr(models, "_refuse_cpu", lambda _: None)  # without an evaluation, 4 bits train there too
     result, channel = run(tmp_path, dtype="bfloat16", deterministic=False, max_steps=8, learning_rate=0.01, **params)
     assert float(result.loss_final or 9) < 0.7 * float(result.loss_first or 0)
     weights = load(channel.outputs["adapter_model.safetensors"])
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
+def test_four_bits_on_a_cpu_are_refused_for_their_gradients_are_lost(tmp_path: Path) -> None:
+    with pytest.raises(PlatformError, match="on a CPU bitsandbytes loses gradients") as refused:
+        run(tmp_path, load_in_4bit=True)
+    assert "load_in_8bit" in refused.value.hint
 
 
 def test_a_machine_without_bitsandbytes_is_named_with_the_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,6 +400,6 @@ def test_a_machine_without_bitsandbytes_is_named_with_the_mend(tmp_path: Path, m
     ]
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(RunError, match="lacks the distribution bitsandbytes") as refused:
-        run(tmp_path, load_in_4bit=True)
+        run(tmp_path, load_in_8bit=True)
     assert refused.value.code is Code.REQUIREMENT_MISSING
     assert "load_in_4bit" in refused.value.hint

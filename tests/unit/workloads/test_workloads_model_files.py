@@ -49,13 +49,13 @@ def files(kind: str) -> dict[str, Packed]:
 
 def attached(kind: str, targets: list[str] | str) -> bool:
     """Return whether the run, too, finds layers of these names."""
-    from glasshouse.workloads.lora import adapters
+    from glasshouse.workloads.lora import models
 
     params = LoraParams.read({"model": "inputs:base", "target_modules": targets})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # peft's, of weights that are shared and layers that lie the other way
-            adapters.attach(made(kind), params)
+            models.attach(made(kind), params)
     except UsageError:
         return False
     finally:

@@ -123,9 +123,9 @@ TRAINED_ELSEWHERE = {
 
 
 def test_names_that_people_train_with_elsewhere_are_told_all_at_once() -> None:
-    with pytest.raises(UsageError, match=r"params\.bf16 is not known") as refused:
+    with pytest.raises(UsageError, match=r"params\.bf16, params\.lora_r, .* are not known") as refused:
         parse("lora", GOOD["lora"] | TRAINED_ELSEWHERE)
-    for words in ('bf16: the base weights have `dtype = "bfloat16"`', "lora_r: it is `r`", "it is `model`", "below 1"):
+    for words in ('bf16: the base has `dtype = "bfloat16"`', "lora_r: it is `r`", "it is `model`", "below 1"):
         assert words in refused.value.hint
     assert all(f"{name}: " in refused.value.hint for name in TRAINED_ELSEWHERE)
 
@@ -133,9 +133,10 @@ def test_names_that_people_train_with_elsewhere_are_told_all_at_once() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"max_steps": 5, "num_train_epochs": 2}, "max_steps and params.num_train_epochs: only one"),
-        ({"eval_data": "a", "eval_split": 0.1}, "only one"),
-        ({"load_in_4bit": True, "load_in_8bit": True}, "only one"),
+        ({"max_steps": 5, "num_train_epochs": 2}, "max_steps may not be beside num_train_epochs"),
+        ({"eval_data": "a", "eval_split": 0.1}, "may not be beside"),
+        ({"load_in_4bit": True, "load_in_8bit": True}, "may not be beside"),
+        ({"adapter": "a", "r": 8, "use_dora": True}, "adapter may not be beside r, target_modules, use_dora"),
         ({"eval_steps": 10}, "absent where there is no eval_data or eval_split"),
         ({"early_stopping_patience": 2}, "absent where there is no eval_data or eval_split"),
         ({"lr_scheduler_type": "cosine"}, "the clock ends"),
@@ -182,6 +183,12 @@ def test_a_job_without_an_end_goes_through_its_data_three_times_and_a_schedule_m
     timed = parse("lora", {"model": "config:qwen2-tiny", "lr_scheduler_type": "linear", "seconds": 5, "max_steps": 9})
     assert isinstance(timed, LoraParams)
     assert (timed.max_steps, timed.num_train_epochs) == (9, None)
+
+
+def test_keys_that_are_missing_or_unknown_are_told_together() -> None:
+    with pytest.raises(UsageError, match=r"params\.maks, params\.modle are not known") as refused:
+        parse("lora", GOOD["lora"] | {"modle": "x", "maks": 1})
+    assert refused.value.hint.startswith("maks: nothing like it; modle: did you mean 'model'?; known: ")
 
 
 def test_every_name_that_is_told_is_one() -> None:

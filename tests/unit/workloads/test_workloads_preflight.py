@@ -319,4 +319,4 @@ def test_a_record_on_which_the_models_tokenizer_gives_up_is_named() -> None:
     )
     records = lines(GOOD, {"instruction": "a" * 40 + "b", "output": "c"})
     error = refused("lora", PACKED, model_files | {"train.jsonl": records})
-    assert error.message.startswith("train.jsonl line 2: the model's tokenizer gives up on it: ")
+    assert error.message.startswith("train.jsonl line 2: the model's tokenizer fails on it: ")

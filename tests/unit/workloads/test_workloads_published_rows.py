@@ -80,10 +80,10 @@ def widths(of: dict[str, Any]) -> Iterator[tuple[int, int]]:
 
 
 def trainable(name: str, **params: Any) -> int:
-    from glasshouse.workloads.lora import adapters
+    from glasshouse.workloads.lora import models
 
     found = LoraParams.read({"model": f"inputs:{name}", **params})
-    return training.trainable(adapters.attach(on_meta(name), found))
+    return training.trainable(models.attach(on_meta(name), found))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from glasshouse.workloads.lora.model_files import folder_of, matrices, weight_fi
 from glasshouse.workloads.params import PlainFile
 
 _MAX_CONFIG_BYTES = 1 << 20
-_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Of peft's file: what names and dates it, and what is of its beginning alone.
 _WITHOUT_EFFECT = frozenset(
     {
@@ -38,14 +38,19 @@ def settings(open_file: Callable[[str], BinaryIO], names: Collection[str], param
         UsageError: `file-missing`, or `job-invalid` for one of another kind or of another base.
     """
     folder = str(params.adapter).rstrip("/")
-    for name in (_CONFIG, WEIGHTS):
+    if not any(name.startswith(f"{folder}/") for name in names):
+        raise job_invalid(
+            f"params.adapter names the folder {folder!r}, which is not among the [inputs]",
+            hint="name it as it is called there, without inputs: before it",
+        )
+    for name in (CONFIG, WEIGHTS):
         if f"{folder}/{name}" not in names:
             raise UsageError(
                 Code.FILE_MISSING,
                 f"params.adapter: the folder {folder!r} has no {name}",
                 hint="add the folder that peft saved to [inputs]; adapters as torch pickles are not loaded",
             )
-    where = f"{folder}/{_CONFIG}"
+    where = f"{folder}/{CONFIG}"
     try:
         with open_file(where) as stream:
             given = dict(json.loads(stream.read(_MAX_CONFIG_BYTES)))

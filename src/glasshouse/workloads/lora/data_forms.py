@@ -127,8 +127,9 @@ def data_files(names: Iterable[str], data: str) -> list[str]:
         inside = {name.rpartition("/")[0] for name, _ in parts if name.startswith(f"{data}/")}
         raise UsageError(
             Code.FILE_MISSING,
-            f"[params] names the records {data!r}, which are not among the [inputs]: {_some(names)}",
-            hint=f"name one of its folders: {_some(inside)}" if inside else "",
+            f"[params] names the records {data!r}, which are not among the [inputs]: "
+            + _some([name for name, _ in parts] or names),
+            hint=f"name one of its folders: {_some(inside)}" if inside else "add it to [inputs], or name one of those",
         )
     of = {int(found["of"] or len(chosen)) for _, found in chosen}
     if of != {len(chosen)}:
@@ -239,6 +240,10 @@ def _record(form: tuple[str, ...], values: Mapping[str, Any], where: str) -> Rec
     return Record(prompt, completion, tools, template)
 
 
+def _kind(value: Any) -> str:
+    return "null" if value is None else "a list of parts" if isinstance(value, list) else f"a {type(value).__name__}"
+
+
 def _text(value: Any, where: str, *, chat: bool) -> Text:
     if isinstance(value, str):
         return value
@@ -248,6 +253,8 @@ def _text(value: Any, where: str, *, chat: bool) -> Text:
                 raise job_invalid(f"{where}[{number}] must be an object with role and content")
             content = message.get("content")
             if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-                raise job_invalid(f"{where}[{number}].content must be text; images and other parts are not trained on")
+                raise job_invalid(
+                    f"{where}[{number}].content must be text, and is {_kind(content)}; of parts, write the text alone"
+                )
         return value
     raise job_invalid(f"{where} must be {'a text, or a list of messages that is not empty' if chat else 'a text'}")

@@ -19,6 +19,7 @@ from glasshouse.workloads.lora.data_forms import Record, Text
 from glasshouse.workloads.lora.lora_params import LoraParams
 
 _NO_TEMPLATE = "put one beside the model as chat_template.jinja, or give texts as prompt and completion"
+_NO_FILES = "pack a model that has one (inputs:FOLDER), or give texts as prompt and completion"
 _NO_CHAT = "completion_only_loss, which is on unless you turn it off, leaves the prompt out of the loss"
 _MARKERS = (
     "mark the assistant's turns in the model's chat_template.jinja with {% generation %} … {% endgeneration %}, or set "
@@ -89,10 +90,11 @@ class Encoder:
         except BaseException as error:  # a panic of the tokenizer's parser is no Exception; a template raises anything
             reason = (str(error) or type(error).__name__).splitlines()[0]
             if record.is_chat and not self.tokenizer.chat_template:
-                raise job_invalid(f"{where} is a chat, and the model has no chat template", hint=_NO_TEMPLATE) from None
+                hint = _NO_TEMPLATE if not isinstance(self.tokenizer, ByteTokenizer) else _NO_FILES
+                raise job_invalid(f"{where} is a chat, and the model has no chat template", hint=hint) from None
             what = "tokenizer, or its chat template," if record.is_chat else "tokenizer"
             raise job_invalid(
-                f"{where}: the model's {what} gives up on it: {reason}",
+                f"{where}: the model's {what} fails on it: {reason}",
                 hint="mend that record, or take it out; where it is every record, look at the model's files",
             ) from None
         if not ids:
@@ -110,6 +112,13 @@ class Encoder:
         ids = list(encoded["input_ids"])
         counted = [bool(one) for one in encoded["assistant_masks"]] if masks else [True] * len(ids)
         if masks and not any(counted):
+            roles = {str(message.get("role")) for message in whole}
+            if "assistant" not in roles:
+                raise job_invalid(
+                    f"{where} has no turn of the role assistant, only {', '.join(sorted(roles))}, and "
+                    "assistant_only_loss is set",
+                    hint="take the record out, or call its roles as the model's template does",
+                )
             raise job_invalid(f"{where}: assistant_only_loss is set, and no token is an assistant's", hint=_MARKERS)
         if prompt is not None and self.completion_only_loss:
             # Where the two part is where the completion begins: a template may write a prompt otherwise when it ends

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import logging
 import os
 import sys
 import warnings
@@ -61,6 +62,7 @@ def warm() -> None:
     """Import what every `lora` job needs, with the parts that the libraries would load at first use."""
     # Transformers imports it where it is installed, for seconds and much memory, and nothing here needs it.
     sys.modules.setdefault("datasets", None)  # type: ignore[arg-type]  # how Python's import has it
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it, and it tells what it could have
     # An optimiser's first step loads torch._dynamo; transformers loads a model's code when it is named.
     for name in ("torch._dynamo", "safetensors.torch", "peft", "transformers"):
         importlib.import_module(name)
@@ -85,12 +87,13 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     import torch
 
     from glasshouse.workloads.builtin import training
-    from glasshouse.workloads.lora import adapter_files, adapters, batches, lora_trainer, models
+    from glasshouse.workloads.lora import adapter_files, batches, lora_trainer, models
     from glasshouse.workloads.lora.data_forms import data_files
     from glasshouse.workloads.lora.encoding import padding
 
     # Addressed to the developers of transformers and peft, not to the owner who reads the log.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    warnings.filterwarnings("ignore", "MatMul8bitLt: inputs will be cast")
     device = training.prepare(params)
     for name in filter(None, (params.data, params.eval_data)):
         data_files(task.inputs, name)  # a missing input is reported before the model is loaded
@@ -107,7 +110,7 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     if params.adapter is not None:
         settings = adapter_files.settings(task.open, task.inputs, params)
         before = settings, task.tensors(f"{params.adapter.rstrip('/')}/{adapter_files.WEIGHTS}", torch)
-    model = adapters.attach(model, params, before)
+    model = models.attach(model, params, before)
     if params.gradient_checkpointing:
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -117,7 +120,7 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     # Of several ranks, each has all of the model and a part of each batch; the first one has the say.
     log = training.log if os.environ.get("RANK", "0") == "0" else (lambda _text: None)
     log(
-        f"lora: {training.trainable(model):,} trainable parameters on {params.model} ({params.dtype}); {examples}"
+        f"lora: {training.trainable(model):,} trainable parameters on {params.model} ({params.held_in}); {examples}"
         + (f", packed into {len(rows):,} rows" if params.packing else "")
         + (f"; evaluated on {len(evaluated or held_out):,} others" if params.evaluates else "")
         + f"; {training.describe(device)}"
@@ -142,8 +145,7 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     result = replace(trainer.fit(), trainable=training.trainable(model))
     if not trainer.is_world_process_zero():
         return result
-    digest = task.save_bytes("adapter_model.safetensors", adapters.weights_bytes(model))
-    task.save_bytes("adapter_config.json", adapters.config_bytes(model))
+    digest, _ = (task.save_bytes(name, data) for name, data in models.files(model).items())
     if history := lora_trainer.history(trainer):
         task.save_bytes("log_history.json", (json.dumps(history, indent=2) + "\n").encode())
     log(f"lora: adapter_model.safetensors sha256 {digest}")

@@ -22,6 +22,7 @@ from glasshouse.workloads.job_keys import (
     text,
     texts,
 )
+from glasshouse.workloads.lora.known_elsewhere import NOT_HERE
 from glasshouse.workloads.lora.model_files import QWEN2
 from glasshouse.workloads.params import COUNT, NAME, SECONDS, DeviceParams
 
@@ -43,64 +44,8 @@ _STRATEGIES = {
     "save_strategy": ("save_steps",),
     "eval_strategy": ("eval_steps", "early_stopping_patience", "load_best_model_at_end"),
 }
-_MOST_OTHERS = 4  # outputs beside checkpoints, and the one of the last step
+_MOST_OTHERS = 5  # outputs beside checkpoints of two files, and those of the last step
 _WHEN = choice("no", "steps", "epoch")
-
-_DTYPE = 'the base weights have `dtype = "bfloat16"` or "float32", and the adapter is trained in float32'
-_SEALED = "outputs come back sealed by themselves; nothing else leaves the machine"
-_LOSSES = f"{_SEALED}; losses are in the log, in progress and in `log_history.json`"
-_ENCODED = "records are encoded before the first step and lie in memory"
-_SCRIPT = "take a script of your own, where it is as elsewhere"
-_NOT_HERE = {
-    "alpha": "it is `lora_alpha`",
-    "batch_size": "it is `per_device_train_batch_size`",
-    "bf16": _DTYPE,
-    "bias": _SCRIPT,
-    "callbacks": _SCRIPT,
-    "checkpoint_every": "it is `save_steps`",
-    "compute_metrics": _SCRIPT,
-    "dataloader_num_workers": _ENCODED,
-    "dataset": "it is `data`",
-    "dataset_num_proc": _ENCODED,
-    "deepspeed": _SCRIPT,
-    "dropout": "it is `lora_dropout`",
-    "epochs": "it is `num_train_epochs`",
-    "eval_dataset": "it is `eval_data`",
-    "fp16": _DTYPE,
-    "fsdp": _SCRIPT,
-    "full_determinism": "it is `deterministic`",
-    "gradient_clip": "it is `max_grad_norm`",
-    "group_by_length": _ENCODED,
-    "hub_model_id": _SEALED,
-    "hub_token": _SEALED,
-    "logging_dir": _LOSSES,
-    "logging_nan_inf_filter": "it is `fail_on_nonfinite`, and none is passed over",
-    "lora_r": "it is `r`",
-    "max_seq_length": "it is `max_length`",
-    "max_time": "it is `seconds`",
-    "model_name_or_path": "it is `model`",
-    "modules_to_save": _SCRIPT,
-    "neftune_noise_alpha": _SCRIPT,
-    "output_dir": _SEALED,
-    "overwrite_output_dir": _SEALED,
-    "push_to_hub": _SEALED,
-    "rank": "it is `r`",
-    "report_to": _LOSSES,
-    "resume_from_checkpoint": "it is `adapter`, a packed folder with an adapter to go on from",
-    "run_name": _LOSSES,
-    "save_only_model": "of a checkpoint the adapter alone comes back",
-    "save_total_limit": "every checkpoint comes back",
-    "steps": "it is `max_steps`",
-    "task_type": _SCRIPT,
-    "torch_dtype": "it is `dtype`",
-    "train_dataset": "it is `data`",
-    "train_file": "it is `data`",
-    "train_test_split": "it is `eval_split`",
-    "use_cpu": 'it is `device = "cpu"`',
-    "validation_file": "it is `eval_data`",
-    "warmup_ratio": "a share of the steps is a `warmup_steps` below 1",
-}
-"""Names that people who train elsewhere try first, and what stands for them here."""
 
 
 def _ends(given: Mapping[str, Any]) -> bool:
@@ -161,14 +106,14 @@ class LoraParams(DeviceParams):
 
     TARGET = ("num_train_epochs", 3.0)
     ENDS = ("max_steps", "num_train_epochs", "seconds", "slots")
-    ELSEWHERE: ClassVar[Mapping[str, str]] = _NOT_HERE
+    ELSEWHERE: ClassVar[Mapping[str, str]] = NOT_HERE
     RULES = (
         _HORIZON,
         _SHARE,
         at_most_one("max_steps", "num_train_epochs"),
         at_most_one("eval_data", "eval_split"),
         at_most_one("load_in_4bit", "load_in_8bit"),
-        *(at_most_one("adapter", name) for name in OF_ADAPTER),
+        at_most_one("adapter", *OF_ADAPTER),
         *(needs(name, "eval_data", "eval_split") for name in _OF_EVALUATION),
         *DeviceParams.RULES,
     )
@@ -263,7 +208,7 @@ class LoraParams(DeviceParams):
     fail_on_nonfinite: Annotated[
         bool, FLAG, "End with `nonfinite-loss` when loss, gradient or adapter is no finite number."
     ] = True
-    logging_steps: Annotated[int, COUNT, "Steps between two lines of the log."] = 500
+    logging_steps: Annotated[int, COUNT, "Steps between two lines of the log."] = 10
     save_strategy: Annotated[
         str | None, _WHEN, "When to save a checkpoint of the adapter; at `save_steps` where that is given, else no."
     ] = None
@@ -325,7 +270,7 @@ class LoraParams(DeviceParams):
         if (
             self.save_strategy == "steps"
             and steps
-            and steps // (self.save_steps or 1) + _MOST_OTHERS > self.max_outputs
+            and 2 * (steps // (self.save_steps or 1)) + _MOST_OTHERS > self.max_outputs
         ):
             raise job_invalid(
                 f"params.save_steps = {self.save_steps}: of {steps} steps that are more checkpoints than the "
@@ -342,6 +287,12 @@ class LoraParams(DeviceParams):
     def in_few_bits(self) -> bool:
         """Whether the base is held in 4 or 8 bits a weight."""
         return self.load_in_4bit or self.load_in_8bit
+
+    @property
+    def held_in(self) -> str:
+        """In what the base is held, for people."""
+        bits = "4 bits, " if self.load_in_4bit else "8 bits, " if self.load_in_8bit else ""
+        return bits + self.dtype
 
     @property
     def distributions(self) -> Mapping[str, str]:

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from glasshouse.errors import Code, RunError
 from glasshouse.task.handle import Task, decimal
 from glasshouse.workloads.builtin import training
-from glasshouse.workloads.lora import adapters
+from glasshouse.workloads.lora import models
 from glasshouse.workloads.lora.lora_params import LoraParams
 from glasshouse.workloads.measurement.measured_steps import ranges
 from glasshouse.workloads.process.job_control import Result
@@ -84,6 +84,7 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
         self._unchecked: list[tuple[str, int, _Later]] = []
         self.job = _Job(self)
         super().__init__(model=model, args=arguments(params, task, device), callbacks=[self.job], **given)
+        self.remove_callback(PrinterCallback)
         self._clip = self.accelerator.clip_grad_norm_
         self.accelerator.clip_grad_norm_ = self._clipped
         if params.profile:
@@ -105,7 +106,7 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
     def check(self) -> None:
         """Refuse what came of the steps so far, if it is not finite; raises `RunError` (`nonfinite-loss`)."""
         self._check_late()
-        if self.params.fail_on_nonfinite and not adapters.is_finite(self.model):
+        if self.params.fail_on_nonfinite and not models.is_finite(self.model):
             raise self._refusal("the adapter", self.state.global_step)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
@@ -136,8 +137,8 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
         self.check()
         if self.is_world_process_zero():
             with self._phase("checkpoint"):
-                name = f"checkpoints/step-{self.state.global_step}/adapter_model.safetensors"
-                self.task.checkpoint(name, adapters.weights_bytes(self.model))
+                for name, data in models.files(self.model).items():
+                    self.task.checkpoint(f"checkpoints/step-{self.state.global_step}/{name}", data)
 
     def agreed(self, reason: str | None) -> str | None:
         """Return a reason to stop after this step that all ranks have: the strongest of any of them."""
@@ -229,12 +230,17 @@ class _Job(TrainerCallback):  # type: ignore[misc]
         better = loss < self._best - params.early_stopping_threshold
         self._worse = 0 if better else self._worse + 1
         if loss < self._best and params.load_best_model_at_end:
-            self._kept = adapters.copied(self._trainer.model)
+            self._kept = models.copied(self._trainer.model)
         self._best = min(loss, self._best)
         if params.early_stopping_patience is not None and self._worse >= params.early_stopping_patience:
             training.log(f"lora: stopped after {self._worse} evaluations without a better loss than {self._best:.6g}")
             self._reason = "finished"
             control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+        shown = [f"{name} {value:.6g}" for name, value in logs.items() if not name.endswith(_OF_THE_CLOCK)]
+        if self._trainer.is_world_process_zero():
+            training.log(f"lora: step {state.global_step}: {', '.join(shown)}")
 
     def ended(self) -> None:
         """Take the time."""
@@ -244,7 +250,7 @@ class _Job(TrainerCallback):  # type: ignore[misc]
     def keep_best(self, model: Any) -> None:
         """Put the adapter of the best evaluation in the place of the last one, where the job asks for it."""
         if self._kept:
-            adapters.put_back(model, self._kept)
+            models.put_back(model, self._kept)
             training.log(f"lora: the adapter is that of the best evaluation, with the loss {self._best:.6g}")
 
     def result(self) -> Result:

@@ -182,6 +182,10 @@ def _check_targets(targets: str | tuple[str, ...], paths: set[str], where: str) 
     if missing:
         known = sorted({path.rpartition(".")[2] for path in paths})
         more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+        if "all-linear" in missing:
+            raise job_invalid(
+                'params.target_modules: "all-linear" stands for itself', hint='write target_modules = "all-linear"'
+            )
         raise job_invalid(
             f"params.target_modules: the model {where!r} has no layers named {', '.join(map(repr, missing))}",
             hint=f"it has: {', '.join(known[:_MOST_NAMED])}{more}",

@@ -1,12 +1,17 @@
-"""The base model of a `lora` job, with its tokenizer."""
+"""The model of a `lora` job: its base with the tokenizer, and the adapter, also as files in peft's form (no pickle)."""
 
 from __future__ import annotations
 
 import importlib.util
-from pathlib import PurePosixPath
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import save
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, Qwen2Config
 from transformers.utils import logging as transformers_logging
 
@@ -14,11 +19,13 @@ from glasshouse.errors import Code, PlatformError, RunError, UsageError
 from glasshouse.task.handle import Task
 from glasshouse.workloads.builtin import weights
 from glasshouse.workloads.job_keys import job_invalid
+from glasshouse.workloads.lora.adapter_files import CONFIG, WEIGHTS
 from glasshouse.workloads.lora.encoding import ByteTokenizer, Tokenizer
-from glasshouse.workloads.lora.lora_params import LoraParams
+from glasshouse.workloads.lora.lora_params import OF_ADAPTER, LoraParams
 from glasshouse.workloads.lora.model_files import QWEN2, SIDE_FILES, weight_files
 from glasshouse.workloads.process import environment
 
+_HALVES = (torch.bfloat16, torch.float16)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -31,6 +38,8 @@ def base_model(task: Task, params: LoraParams, device: torch.device) -> tuple[An
     """
     transformers_logging.disable_progress_bar()  # a bar in a log is noise
     dtype = _DTYPES[params.dtype]
+    if params.load_in_4bit:
+        _refuse_cpu(device)
     # Kernels of the default attention add in any order on a GPU.
     options: dict[str, Any] = {"attn_implementation": "eager"} if params.deterministic and device.type == "cuda" else {}
     quantised = {"quantization_config": _quantisation(params, dtype)} if params.in_few_bits else {}
@@ -88,6 +97,16 @@ def _loaded(kind: Any, config: Any, state: Any, dtype: torch.dtype, device: torc
     return kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype, device_map=where, **options)
 
 
+def _refuse_cpu(device: torch.device) -> None:
+    # bitsandbytes 0.50, with AVX-512: once a model was evaluated, layers in 4 bits pass on no gradient.
+    if device.type == "cpu":
+        raise PlatformError(
+            Code.DEVICE_MISSING,
+            "the job loads its model in 4 bits, and on a CPU bitsandbytes loses gradients of such a model",
+            hint="rent a machine with a GPU, or set load_in_8bit",
+        )
+
+
 def _quantisation(params: LoraParams, dtype: torch.dtype) -> BitsAndBytesConfig:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise RunError(
@@ -134,3 +153,80 @@ def _not_found(params: LoraParams) -> PlatformError:
         f"the model {at} is a hub id, and this job's policy lets the worker reach no network",
         hint=f"pack the model: {packed}; or list the hub's peers in the policy's egress",
     )
+
+
+def attach(model: Any, params: LoraParams, before: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None) -> Any:
+    """Freeze `model` and put an adapter on its target modules.
+
+    Adapter weights are float32: updates of the usual size vanish when they are added to weights in bfloat16.
+
+    Args:
+        before: of an adapter to go on from, its settings by the names of `lora_params.OF_ADAPTER`, and its weights.
+
+    Raises:
+        UsageError: `job-invalid`: the model has none of the target modules, or the weights are of another base.
+    """
+    model.name_or_path = model.config.name_or_path = params.base_name  # peft reads it there, not from its own argument
+    settings, weights = before or ({name: getattr(params, name) for name in OF_ADAPTER}, {})
+    targets = settings["target_modules"]
+    config = LoraConfig(
+        **{**settings, "target_modules": targets if isinstance(targets, str) else list(targets)},
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=params.base_name,
+    )
+    try:
+        model = get_peft_model(model, config, autocast_adapter_dtype=True)
+    except ValueError as error:
+        raise job_invalid(f"params.target_modules: the model has no linear layers named {targets}") from error
+    if weights:
+        own = get_peft_model_state_dict(model, save_embedding_layers=False)
+        wrong = sorted(own.keys() ^ weights.keys()) or [
+            name
+            for name in own
+            if own[name].shape != weights[name].shape or weights[name].dtype not in (torch.float32, *_HALVES)
+        ]
+        if wrong:
+            raise job_invalid(
+                f"params.adapter is of another base: {wrong[0]} is not there, or of another shape or type"
+            )
+        set_peft_model_state_dict(model, dict(weights))
+    return model
+
+
+def is_finite(model: Any) -> bool:
+    """Return whether every weight of the adapter is a finite number."""
+    return bool(torch.stack([one.detach().isfinite().all() for one in _trained(model).values()]).all())
+
+
+def copied(model: Any) -> dict[str, torch.Tensor]:
+    """Return a copy of the adapter, in host memory."""
+    return {name: one.detach().to("cpu", copy=True) for name, one in _trained(model).items()}
+
+
+def put_back(model: Any, kept: dict[str, torch.Tensor]) -> None:
+    """Put a copy in the place of the adapter."""
+    for name, one in _trained(model).items():
+        one.detach().copy_(kept[name])
+
+
+def _trained(model: Any) -> dict[str, Any]:
+    return {name: one for name, one in model.named_parameters() if one.requires_grad}
+
+
+def files(model: Any) -> dict[str, bytes]:
+    """Return the adapter's files, the same bytes for the same adapter: first its weights, then its settings."""
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+    weights = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
+    return {WEIGHTS: weights, CONFIG: _config(model)}
+
+
+def _config(model: Any) -> bytes:
+    config = model.peft_config["default"]
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        values = json.loads((Path(folder) / CONFIG).read_text("utf-8"))
+    for name, value in values.items():
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            values[name] = sorted(value)  # a set in peft: its order changes from process to process
+    values["inference_mode"] = True
+    return (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
