@@ -138,5 +138,6 @@ def test_a_script_of_torchruns_gives_the_same_weights_bit_by_bit(
     ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None)
     outputs = agent.outputs()
     assert {outputs["rank-0"], outputs["rank-1"]} == plain
+    assert any(event["type"] == "progress" for event in agent.events())
     said = "glasshouse: the script's group of gloo is sealed, as all are: what ranks send each other is encrypted"
     assert agent.log().splitlines().count(said) == 2
