@@ -299,6 +299,7 @@ def test_a_model_from_the_package_has_its_own_weights(tmp_path: Path, shards: bo
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)
     # The weights themselves never become a file.
     assert not list(task.workspace.rglob("*.safetensors"))
+    base_model(task, params, torch.device("cpu"))  # as another rank does, in the same workspace
 
 
 def test_a_model_from_the_package_is_trained(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import secrets
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -72,8 +73,9 @@ def _packed_model(
     names = [name for name in task.inputs if name.startswith(prefix)]
     names_of_weights = weight_files(task.open, prefix, names)
     side_files = [name for name in names if name.endswith(SIDE_FILES)]
-    task.lay_out(side_files, task.workspace / "model")
-    directory = task.workspace / "model" / folder
+    laid_out = task.workspace / f"model-{secrets.token_hex(4)}"  # of this rank: they share a workspace
+    task.lay_out(side_files, laid_out)
+    directory = laid_out / folder
     if prefix + "config.json" not in names:
         raise UsageError(Code.FILE_MISSING, f"the package's folder {folder!r} has no config.json, so it is no model")
     try:
