@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.errors import ExitCode
 from tools.machine import needs_filters, needs_landlock, needs_namespaces
-from tools.runtime_world import World, ended
+from tools.runtime_world import World, ended, workload_world
 
 pytestmark = [needs_namespaces, needs_filters, needs_landlock, pytest.mark.slow]
 
@@ -141,3 +142,20 @@ def test_a_script_of_torchruns_gives_the_same_weights_bit_by_bit(
     assert any(event["type"] == "progress" for event in agent.events())
     said = "glasshouse: the script's group of gloo is sealed, as all are: what ranks send each other is encrypted"
     assert agent.log().splitlines().count(said) == 2
+
+
+@pytest.mark.parametrize("container", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_lora_in_ranks_reads_its_records_from_the_package_and_one_adapter_leaves(
+    tmp_path: Path, broker: BrokerProcess, container: bool
+) -> None:
+    records = b"".join(b'{"prompt": "%d?", "completion": "%d"}\n' % (n, n % 2) for n in range(16))
+    params = {"model": "config:qwen2-tiny", "data": "train.jsonl", "max_steps": 2, "per_device_train_batch_size": 2}
+    with workload_world(tmp_path, "lora", params, {"train.jsonl": records}, broker=broker) as world:
+        agent = world.start(ranks=2, **({"program": CONTAINER} if container else {}))
+        agent.wait(within_s=180)
+        verdict = ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None)
+        outputs = agent.outputs()
+    work = verdict.chain.receipt.work
+    assert (work.done, work.stop_reason) == (2, "steps"), "as rank 0 says"
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(outputs)
+    assert agent.log().count("adapter_model.safetensors sha256") == 1
