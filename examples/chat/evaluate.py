@@ -43,6 +43,7 @@ def scores(name, model, words, chats):
 
 
 def main():
+    torch.set_num_threads(1)  # more are no faster with so small a model
     adapter = Path(sys.argv[1])
     words = AutoTokenizer.from_pretrained(HERE / "base")
     chats = [json.loads(line)["messages"] for line in (HERE / "data" / "eval.jsonl").read_text().splitlines()]
