@@ -271,9 +271,7 @@ def test_a_script_that_names_other_backends_runs_as_it_is_sealed(world: Callable
     agent.wait(within_s=120)
     ended(agent, exit_code=ExitCode.RUN_FAILED, outcome="failed", code=Code.COLLECTIVE_UNSEALED)
     lines = agent.log().splitlines()
-    said = (
-        "glasshouse: the script's group of gloo and nccl is sealed, as all are: what ranks send each other is encrypted"
-    )
+    said = "glasshouse: the group of gloo and nccl is sealed, as all are: what ranks send each other is encrypted"
     assert lines.count(said) == 2, "once in each process"
     assert lines.count("sealed sealed sealed 2.0") == 2
     assert lines.count("sealed") == 6

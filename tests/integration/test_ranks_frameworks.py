@@ -140,7 +140,7 @@ def test_a_script_of_torchruns_gives_the_same_weights_bit_by_bit(
     outputs = agent.outputs()
     assert {outputs["rank-0"], outputs["rank-1"]} == plain
     assert any(event["type"] == "progress" for event in agent.events())
-    said = "glasshouse: the script's group of gloo is sealed, as all are: what ranks send each other is encrypted"
+    said = "glasshouse: the group of gloo is sealed, as all are: what ranks send each other is encrypted"
     assert agent.log().splitlines().count(said) == 2
 
 

@@ -184,7 +184,8 @@ def table(*fields: Field) -> Kind:
         _require(isinstance(value, Mapping))
         return read(fields, value, path)
 
-    return Kind("a table", {}, take, fields=fields)
+    needed = [field.name for field in fields if field.default is REQUIRED]
+    return Kind(f"a table with {' and '.join(needed)}" if needed else "a table", {}, take, fields=fields)
 
 
 def needs(name: str, *others: str) -> Rule:
@@ -305,8 +306,9 @@ def _unknown(names: Sequence[str], known: Collection[str], path: str, elsewhere:
         hint = told if names[0] in elsewhere else f"{told} {others}".strip()
     else:
         told = "; ".join(f"{name}: {instead(name) or 'nothing like it'}" for name in names)
-        hint = told if all(map(instead, names)) else f"{told}; {others}"
+        hint = told if any(map(instead, names)) else f"{told}; {others}"
     shown = ", ".join(_path(path, name)[:_SHOWN_CHARS] for name in names[:_MOST_NAMED])
+    shown += f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return job_invalid(f"{shown} {'is' if len(names) == 1 else 'are'} not known", hint=hint)
 
 

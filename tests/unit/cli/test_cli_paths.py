@@ -59,6 +59,9 @@ profile = "standard"
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnersWorld:
+    # What a broker does to its own process first, here the suite's.
+    monkeypatch.setattr("resource.setrlimit", lambda *_: None)
+    monkeypatch.setattr("os.umask", lambda _: 0)
     made = OwnersWorld()
     folder = made.settle(tmp_path)
     made.tell(folder, made.run())

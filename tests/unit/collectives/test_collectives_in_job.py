@@ -31,7 +31,7 @@ def test_what_a_script_names_becomes_sealed_and_is_said_once(backend: str, capsy
     assert in_job.choose("gloo", object()) == ("sealed", None)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2
-    assert said[0].startswith("glasshouse: the script's group of ")
+    assert said[0].startswith("glasshouse: the group of ")
     assert said[0].endswith("is sealed, as all are: what ranks send each other is encrypted")
     assert "pg_options are passed over" in said[1]
 

@@ -297,6 +297,23 @@ def test_a_stop_at_the_end_of_an_epoch_or_of_the_job_waits_for_no_evaluation(tmp
     assert channel.outputs.keys() == {"adapter_model.safetensors", "adapter_config.json"}
 
 
+def test_a_stop_with_the_best_adapter_brings_back_the_last_one_too(tmp_path: Path) -> None:
+    params = RISING | {"max_steps": 50, "load_best_model_at_end": True}
+    task, found, channel = recorded_task(
+        "lora", TINY | params, {"train.jsonl": RECORDS, "other.jsonl": OTHERS}, tmp_path
+    )
+    progress = task.progress
+
+    def stop_at_the_ninth(count: int, *rest: Any, **more: Any) -> bool:
+        channel.stopping = count >= 9
+        return progress(count, *rest, **more)
+
+    task.progress = stop_at_the_ninth  # type: ignore[method-assign]
+    lora.run(task, found, JobControl(lambda *_: 0))  # type: ignore[arg-type]
+    last = channel.outputs["checkpoints/step-9/adapter_model.safetensors"]
+    assert channel.outputs["adapter_model.safetensors"] != last
+
+
 def test_examples_with_nothing_to_predict_are_passed_over(tmp_path: Path) -> None:
     # An empty text is one token, its end, which has none before it.
     empty = b'{"text": ""}\n' * 8
@@ -308,7 +325,9 @@ def test_examples_with_nothing_to_predict_are_passed_over(tmp_path: Path) -> Non
 
 def test_more_checkpoints_than_may_come_back_are_refused_before_the_first_step(tmp_path: Path) -> None:
     for params in ({"max_steps": 300, "save_steps": 1}, {"num_train_epochs": 50, "save_steps": 1}):
-        with pytest.raises(UsageError, match="save_steps = 1: of 300 steps that are more checkpoints than the 256"):
+        with pytest.raises(
+            UsageError, match="save_steps = 1: of 300 steps that are more checkpoints, of two files each, than the 256"
+        ):
             run(tmp_path, **params)
 
 
@@ -379,19 +398,20 @@ def test_a_base_in_few_bits_trains_where_bitsandbytes_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, params: dict[str, Any]
 ) -> None:
     pytest.importorskip("bitsandbytes")
-    from glasshouse.workloads.lora import models
-
-    monkeypatch.setattr(models, "_refuse_cpu", lambda _: None)  # without an evaluation, 4 bits train there too
+    monkeypatch.setattr(LoraParams, "without_gradients", "")  # without an evaluation, 4 bits train there too
     result, channel = run(tmp_path, dtype="bfloat16", deterministic=False, max_steps=8, learning_rate=0.01, **params)
     assert float(result.loss_final or 9) < 0.7 * float(result.loss_first or 0)
     weights = load(channel.outputs["adapter_model.safetensors"])
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
 
 
-def test_four_bits_on_a_cpu_are_refused_for_their_gradients_are_lost(tmp_path: Path) -> None:
-    with pytest.raises(PlatformError, match="on a CPU bitsandbytes loses gradients") as refused:
-        run(tmp_path, load_in_4bit=True)
-    assert "load_in_8bit" in refused.value.hint
+@pytest.mark.parametrize("given", [{"load_in_4bit": True}, {"load_in_8bit": True, "use_dora": True}])
+def test_what_bitsandbytes_does_not_train_on_a_cpu_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(PlatformError, match=f"trains no job with .*{next(iter(given))} on a CPU") as refused:
+        run(tmp_path, **given)
+    assert refused.value.code is Code.DEVICE_MISSING
+    with pytest.raises(UsageError, match="is a CPU, on which bitsandbytes does not train"):
+        lora.examine(LoraParams.read(TINY | given), {})
 
 
 def test_a_machine_without_bitsandbytes_is_named_with_the_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

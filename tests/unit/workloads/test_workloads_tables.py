@@ -162,7 +162,7 @@ def test_a_folder_stands_for_its_parts_in_order(names: list[str], data: str, cho
         (PARTS[:1], "a", "'a' has 1 of its 2 parts", ""),
         ([*PARTS, "a/test.parquet"], "a", "more than one set of records: a/test.parquet, a/train.parquet", "'a/test'"),
         (["a/train.jsonl", "a/train.parquet"], "a", "more than one set of records", "'a/train"),
-        (ONE, "c", "'c', which are not among the [inputs]", "of its folders: c/train"),
+        (ONE, "c", "names the records 'c', a folder of several", "of its folders: c/train"),
         (["a.jsonl"], "train.jsonl", "'train.jsonl', which are not among the [inputs]: a.jsonl", ""),
     ],
 )

@@ -54,7 +54,7 @@ def choose(backend: str, options: Any) -> tuple[str, Any]:
         )
     if names != {NAME}:
         named = " and ".join(sorted(names - {NAME, _NOTHING})) or "no name"
-        _say("sealed", f"the script's group of {named} is sealed, as all are: what ranks send each other is encrypted")
+        _say("sealed", f"the group of {named} is sealed, as all are: what ranks send each other is encrypted")
     if options is not None:
         _say("options", "pg_options are passed over: they are another backend's, and a sealed group has none")
     return NAME, None

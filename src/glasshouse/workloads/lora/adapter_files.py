@@ -43,12 +43,16 @@ def settings(open_file: Callable[[str], BinaryIO], names: Collection[str], param
             f"params.adapter names the folder {folder!r}, which is not among the [inputs]",
             hint="name it as it is called there, without inputs: before it",
         )
+    inside = sorted(name.removesuffix(f"/{CONFIG}") for name in names if name.startswith(f"{folder}/"))
+    inside = [name for name in inside if f"{name}/{CONFIG}" in names]
     for name in (CONFIG, WEIGHTS):
         if f"{folder}/{name}" not in names:
             raise UsageError(
                 Code.FILE_MISSING,
                 f"params.adapter: the folder {folder!r} has no {name}",
-                hint="add the folder that peft saved to [inputs]; adapters as torch pickles are not loaded",
+                hint=f"name one of its folders: {', '.join(inside[:5])}"
+                if inside
+                else "add the folder that peft saved to [inputs]; adapters as torch pickles are not loaded",
             )
     where = f"{folder}/{CONFIG}"
     try:

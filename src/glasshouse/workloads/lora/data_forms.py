@@ -127,7 +127,9 @@ def data_files(names: Iterable[str], data: str) -> list[str]:
         inside = {name.rpartition("/")[0] for name, _ in parts if name.startswith(f"{data}/")}
         raise UsageError(
             Code.FILE_MISSING,
-            f"[params] names the records {data!r}, which are not among the [inputs]: "
+            f"[params] names the records {data!r}, a folder of several"
+            if inside
+            else f"[params] names the records {data!r}, which are not among the [inputs]: "
             + _some([name for name, _ in parts] or names),
             hint=f"name one of its folders: {_some(inside)}" if inside else "add it to [inputs], or name one of those",
         )
@@ -241,7 +243,13 @@ def _record(form: tuple[str, ...], values: Mapping[str, Any], where: str) -> Rec
 
 
 def _kind(value: Any) -> str:
-    return "null" if value is None else "a list of parts" if isinstance(value, list) else f"a {type(value).__name__}"
+    return (
+        "null"
+        if value is None
+        else "a list of parts, not their text"
+        if isinstance(value, list)
+        else f"a {type(value).__name__}"
+    )
 
 
 def _text(value: Any, where: str, *, chat: bool) -> Text:
@@ -253,8 +261,6 @@ def _text(value: Any, where: str, *, chat: bool) -> Text:
                 raise job_invalid(f"{where}[{number}] must be an object with role and content")
             content = message.get("content")
             if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-                raise job_invalid(
-                    f"{where}[{number}].content must be text, and is {_kind(content)}; of parts, write the text alone"
-                )
+                raise job_invalid(f"{where}[{number}].content must be text, and is {_kind(content)}")
         return value
     raise job_invalid(f"{where} must be {'a text, or a list of messages that is not empty' if chat else 'a text'}")

@@ -40,6 +40,8 @@ def examine(params: LoraParams, files: Mapping[str, PlainFile]) -> list[str]:
     from glasshouse.workloads.lora import adapter_files, data_check, model_files
 
     params.check_checkpoints(params.max_steps)
+    if params.device == "cpu" and params.without_gradients:
+        raise job_invalid(f"params.device is a CPU, on which bitsandbytes does not train {params.without_gradients}")
     targets = () if params.adapter is not None else params.target_modules
     notes = model_files.check_model(params.model, targets, files)
     if params.adapter is not None:
@@ -122,7 +124,8 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     log(
         f"lora: {training.trainable(model):,} trainable parameters on {params.model} ({params.held_in}); {examples}"
         + (f", packed into {len(rows):,} rows" if params.packing else "")
-        + (f"; evaluated on {len(evaluated or held_out):,} others" if params.evaluates else "")
+        + (f"; {len(held_out):,} of them held out to evaluate on" if held_out else "")
+        + (f"; evaluated on {len(evaluated):,} others" if evaluated is not None else "")
         + f"; {training.describe(device)}"
     )
     if params.slots is not None:

@@ -273,9 +273,9 @@ class LoraParams(DeviceParams):
             and 2 * (steps // (self.save_steps or 1)) + _MOST_OTHERS > self.max_outputs
         ):
             raise job_invalid(
-                f"params.save_steps = {self.save_steps}: of {steps} steps that are more checkpoints than the "
-                f"{self.max_outputs} outputs that may come back",
-                hint="raise save_steps",
+                f"params.save_steps = {self.save_steps}: of {steps} steps that are more checkpoints, of two files "
+                f"each, than the {self.max_outputs} outputs that may come back",
+                hint=f"set save_steps to {2 * steps // max(1, self.max_outputs - _MOST_OTHERS) + 1} or more",
             )
 
     @property
@@ -287,6 +287,16 @@ class LoraParams(DeviceParams):
     def in_few_bits(self) -> bool:
         """Whether the base is held in 4 or 8 bits a weight."""
         return self.load_in_4bit or self.load_in_8bit
+
+    @property
+    def without_gradients(self) -> str:
+        """What bitsandbytes (0.50) does not train on a CPU; empty where it does.
+
+        With AVX-512, once a model was evaluated, layers in 4 bits pass on no gradient; in 8 bits, DoRA finds no scale.
+        """
+        if self.load_in_8bit and self.use_dora:
+            return "use_dora with load_in_8bit"
+        return "load_in_4bit" if self.load_in_4bit else ""
 
     @property
     def held_in(self) -> str:

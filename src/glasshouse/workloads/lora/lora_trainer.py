@@ -81,6 +81,7 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
         self.task, self.params = task, params
         self.step_loss: Any = None  # of the step that is being taken: the sum over its batches
         self._phase = ranges(params.profile)
+        self._saved = 0  # the step of the last checkpoint
         self._unchecked: list[tuple[str, int, _Later]] = []
         self.job = _Job(self)
         super().__init__(model=model, args=arguments(params, task, device), callbacks=[self.job], **given)
@@ -135,7 +136,12 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Have the adapter leave, and nothing else: Trainer's own checkpoint is a folder with pickles."""
         self.check()
-        if self.is_world_process_zero():
+        self.save()
+
+    def save(self) -> None:
+        """Have the adapter leave as a checkpoint, unless it has."""
+        if self.is_world_process_zero() and self._saved != self.state.global_step:
+            self._saved = self.state.global_step
             with self._phase("checkpoint"):
                 for name, data in models.files(self.model).items():
                     self.task.checkpoint(f"checkpoints/step-{self.state.global_step}/{name}", data)
@@ -148,6 +154,13 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
         strongest = torch.tensor(order.index(reason), device=self.args.device)
         torch.distributed.all_reduce(strongest, torch.distributed.ReduceOp.MAX)
         return order[int(strongest)]
+
+    def of_all_ranks(self, loss: Any) -> Any:
+        """Return the mean of a loss over the ranks, each of which has its part of the step's tokens."""
+        if loss is not None and self.args.world_size > 1:
+            torch.distributed.all_reduce(loss)
+            loss = loss / self.args.world_size
+        return loss
 
     def _check_late(self) -> None:
         waiting, self._unchecked = self._unchecked, []
@@ -250,19 +263,21 @@ class _Job(TrainerCallback):  # type: ignore[misc]
     def keep_best(self, model: Any) -> None:
         """Put the adapter of the best evaluation in the place of the last one, where the job asks for it."""
         if self._kept:
+            if self._reason == "stopped":  # without an evaluation of what came last
+                self._trainer.save()
             models.put_back(model, self._kept)
             training.log(f"lora: the adapter is that of the best evaluation, with the loss {self._best:.6g}")
 
     def result(self) -> Result:
         """Return how the training ended."""
-        last = self._trainer.step_loss
+        first, last = (self._trainer.of_all_ranks(loss) for loss in (self._first, self._trainer.step_loss))
         self._task.progress(self._done, self._done, last)
         return Result(
             unit="step",
             done=self._done,
             elapsed_us=self._elapsed_us,
             stop_reason=self._reason or "steps",
-            loss_first=None if self._first is None else decimal(self._first),
+            loss_first=None if first is None else decimal(first),
             loss_final=None if last is None else decimal(last),
         )
 

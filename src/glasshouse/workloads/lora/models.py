@@ -39,8 +39,12 @@ def base_model(task: Task, params: LoraParams, device: torch.device) -> tuple[An
     """
     transformers_logging.disable_progress_bar()  # a bar in a log is noise
     dtype = _DTYPES[params.dtype]
-    if params.load_in_4bit:
-        _refuse_cpu(device)
+    if device.type == "cpu" and params.without_gradients:
+        raise PlatformError(
+            Code.DEVICE_MISSING,
+            f"there is no GPU here, and bitsandbytes trains no job with {params.without_gradients} on a CPU",
+            hint="rent a machine with a GPU, or take load_in_4bit, or use_dora, out of [params]",
+        )
     # Kernels of the default attention add in any order on a GPU.
     options: dict[str, Any] = {"attn_implementation": "eager"} if params.deterministic and device.type == "cuda" else {}
     quantised = {"quantization_config": _quantisation(params, dtype)} if params.in_few_bits else {}
@@ -97,16 +101,6 @@ def _loaded(kind: Any, config: Any, state: Any, dtype: torch.dtype, device: torc
     # Left to itself, transformers would bring every tensor to host memory first.
     where = {"": device}
     return kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype, device_map=where, **options)
-
-
-def _refuse_cpu(device: torch.device) -> None:
-    # bitsandbytes 0.50, with AVX-512: once a model was evaluated, layers in 4 bits pass on no gradient.
-    if device.type == "cpu":
-        raise PlatformError(
-            Code.DEVICE_MISSING,
-            "the job loads its model in 4 bits, and on a CPU bitsandbytes loses gradients of such a model",
-            hint="rent a machine with a GPU, or set load_in_8bit",
-        )
 
 
 def _quantisation(params: LoraParams, dtype: torch.dtype) -> BitsAndBytesConfig:
