@@ -151,7 +151,7 @@ def test_a_release_that_is_lost_or_doubled_fails_the_run(
         timeout=180,
         check=False,
     )
-    assert done.returncode == 1, done.stderr
+    assert (done.returncode, output.exists()) == (1, True), done.stderr
     kept = json.loads(output.read_text())
     assert "lost doubled or failed" in done.stdout
     assert kept["bars"]["lost_doubled_or_failed"]["met"] is False
