@@ -54,6 +54,20 @@ def in_a_rank(code: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout.splitlines()
 
 
+def test_torch_is_not_imported_in_a_rank_where_its_groups_cannot_be_sealed() -> None:
+    """A torch whose private names are others: its groups would be what they are called."""
+    code = """
+import sys, types
+name = "glasshouse.collectives.torch_backend.torch_hooks"
+sys.modules[name] = types.ModuleType(name)
+try:
+    import torch
+except RuntimeError as error:
+    print("refused")
+"""
+    assert in_a_rank(code) == ["refused"]
+
+
 def test_accelerate_is_told_of_ranks_on_cpus_and_an_owner_may_say_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """It else takes them for as many jobs of one process, and their models drift apart without a word."""
     code = "import os, torch; print(os.environ.get('ACCELERATE_USE_CPU'), torch.cuda.device_count())"

@@ -1,7 +1,8 @@
 """The `torch.backends` entry point, which torch calls when it is imported: registers the name `sealed`.
 
-Laws: imports nothing heavy before a sealed group is asked for, and never raises: `import torch` would fail
-with it. A process that never asks for a sealed group runs one comparison more for each group that it makes.
+Laws: imports nothing heavy before a sealed group is asked for. Raises in the ranks of a job alone, whose groups would
+not be sealed without it: `import torch` fails with it. A process that never asks for a sealed group runs one comparison
+more for each group that it makes.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def register() -> None:
                 from glasshouse.collectives.torch_backend import in_job
 
                 in_job.install()
-    except Exception:  # noqa: S110
-        pass
+    except Exception:
+        if reach.all_sealed():
+            raise
 
 
 def _create(options: Any, backend_options: Any) -> Any:

@@ -92,6 +92,7 @@ def _run(channel: RankChannel, kind: str) -> Result:
     control = JobControl(lambda outcome: _report(channel, outcome))
     channel.listen(control.stop)
     reach.seal_all()
+    os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)  # at 0, torch would not call what seals its groups
     if channel.machine is not None:
         from glasshouse.workloads.distributed.rank_channel import OtherMachines
 
