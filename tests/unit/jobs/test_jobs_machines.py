@@ -29,6 +29,7 @@ from glasshouse.jobs.verify.conclusion import (
     check_group,
     conclude_again,
     conclude_run,
+    record_end,
 )
 from glasshouse.jobs.verify.documents import verify_file
 from glasshouse.jobs.verify.publish import make_artifact
@@ -229,6 +230,20 @@ def test_progress_is_that_of_machine_0(run: Run) -> None:
     assert len(run.watcher.events) == len(run.folder.events.read_bytes().splitlines())
     assert ended.seen.work is not None
     assert run.folder.load().progress is not None
+
+
+@pytest.mark.parametrize(("total", "shown"), [(72, 72), (3, None), (None, None)])
+def test_a_run_that_has_ended_did_what_its_receipt_counts(run: Run, total: int | None, shown: int | None) -> None:
+    # The last steps came within a second of the last report.
+    conclusion = run.supervise(Played([run.tells(0)]), Played([run.tells(1)])).conclusion
+    reported = {"unit": "step", "done": 1, "total": total, "elapsed_us": 9, "loss": "9.5"}
+    assert conclusion.receipt is not None
+    assert conclusion.receipt.work is not None
+    assert conclusion.receipt.loss is not None
+    record = record_end(run.folder, conclusion, reported)
+    done, final = conclusion.receipt.work.done, conclusion.receipt.loss.final
+    assert done > 3
+    assert record.progress == reported | {"done": done, "total": shown, "loss": final}
 
 
 def test_a_refused_machine_ends_the_job_everywhere_with_its_reason(run: Run) -> None:

@@ -37,8 +37,9 @@ class RunLook:
 
     @property
     def progress(self) -> dict[str, Any] | None:
-        """The last that was reported of the work: unit, done, total, elapsed_us, loss."""
-        return self.seen.progress or self.record.progress
+        """The last that is there of the work, at its end the receipt's: unit, done, total, elapsed_us, loss."""
+        ended = self.record.progress if self.record.phase is Phase.ENDED else None
+        return ended or self.seen.progress or self.record.progress
 
 
 def look(folder: RunFolder, home: Home, *, deep: bool = True) -> RunLook:

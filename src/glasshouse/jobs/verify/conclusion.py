@@ -302,6 +302,13 @@ def record_end(
 ) -> RunRecord:
     """Record how a run, or a machine of one, ended; `lost` is the code where it left no receipt."""
     code = lost if conclusion.code is None and conclusion.verdict == NO_RECEIPT else conclusion.code
+    receipt = conclusion.receipt
+    if progress is not None and receipt is not None and receipt.work is not None:
+        # What was done within a second of the last report is in the receipt alone.
+        progress = progress | {"unit": receipt.work.unit, "done": receipt.work.done}
+        progress |= {} if receipt.loss is None else {"loss": receipt.loss.final}
+        # A log keeps the first total, of a script that trains again too.
+        progress |= {} if (progress["total"] or progress["done"]) >= progress["done"] else {"total": None}
     return folder.end(
         outcome=conclusion.outcome.value,
         code=None if code is None else code.value,
