@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save
 
 from glasshouse.errors import Code, PlatformError, RunError, UsageError
 from glasshouse.workloads.lora import lora
@@ -329,6 +329,8 @@ def test_more_checkpoints_than_may_come_back_are_refused_before_the_first_step(t
             UsageError, match="save_steps = 1: of 300 steps that are more checkpoints, of two files each, than the 256"
         ):
             run(tmp_path, **params)
+    with pytest.raises(UsageError, match=r"num_train_epochs = 200.* are more checkpoints"):
+        lora.examine(LoraParams.read(TINY | {"num_train_epochs": 200, "save_strategy": "epoch"}), {})
 
 
 def test_one_process_has_one_gpu_however_many_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,6 +390,13 @@ def test_an_adapter_of_another_base_or_kind_is_refused(tmp_path: Path, changes: 
     with pytest.raises(UsageError, match=why) as refused:
         run(tmp_path / "2", files=files, adapter="before", max_steps=1)
     assert refused.value.code is Code.JOB_INVALID
+
+
+def test_an_adapter_without_weights_is_refused(tmp_path: Path) -> None:
+    _, channel = run(tmp_path / "1", max_steps=1)
+    files = adapter_of(channel) | {"before/adapter_model.safetensors": save({}, {"format": "pt"})}
+    with pytest.raises(UsageError, match=r"another base: .* is not there"):
+        run(tmp_path / "2", files=files, adapter="before", max_steps=1)
 
 
 # fewer bits

@@ -267,6 +267,13 @@ class LoraParams(DeviceParams):
 
     def check_checkpoints(self, steps: int | None) -> None:
         """Refuse more checkpoints than outputs may come back; raises `UsageError` (`job-invalid`)."""
+        epochs = self.num_train_epochs or 0
+        if self.save_strategy == "epoch" and 2 * epochs + _MOST_OTHERS > self.max_outputs:
+            raise job_invalid(
+                f"params.num_train_epochs = {epochs:g}, each saved, are more checkpoints, of two files each, than the "
+                f"{self.max_outputs} outputs that may come back",
+                hint='set save_strategy = "steps" and save_steps',
+            )
         if (
             self.save_strategy == "steps"
             and steps

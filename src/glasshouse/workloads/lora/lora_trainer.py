@@ -158,8 +158,8 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
     def of_all_ranks(self, loss: Any) -> Any:
         """Return the mean of a loss over the ranks, each of which has its part of the step's tokens."""
         if loss is not None and self.args.world_size > 1:
+            loss = loss / self.args.world_size  # a copy: the first loss may be the last one too
             torch.distributed.all_reduce(loss)
-            loss = loss / self.args.world_size
         return loss
 
     def _check_late(self) -> None:

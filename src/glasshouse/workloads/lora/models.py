@@ -147,7 +147,7 @@ def _not_found(params: LoraParams) -> PlatformError:
     return PlatformError(
         Code.MODEL_NOT_FOUND,
         f"the model {at} is a hub id, and this job's policy lets the worker reach no network",
-        hint=f"pack the model: {packed}; or list the hub's peers in the policy's egress",
+        hint=f"pack the model: {packed}",
     )
 
 
@@ -174,7 +174,7 @@ def attach(model: Any, params: LoraParams, before: tuple[Mapping[str, Any], Mapp
         model = get_peft_model(model, config, autocast_adapter_dtype=True)
     except ValueError as error:
         raise job_invalid(f"params.target_modules: the model has no linear layers named {targets}") from error
-    if weights:
+    if before is not None:  # also for weights that are none
         own = get_peft_model_state_dict(model, save_embedding_layers=False)
         wrong = sorted(own.keys() ^ weights.keys()) or [
             name
