@@ -18,7 +18,7 @@ from glasshouse.evidence.events import Event, EventType
 from glasshouse.evidence.heads import countersign
 from glasshouse.evidence.log import EventLog
 from glasshouse.evidence.stored import StoredPart
-from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.delegation import RUN_USES, Delegation
 from glasshouse.handshake.owner_api import REQUEST_TYPE, SIGNED_POLICY_TYPE, SignedPolicy, sign_request
 from glasshouse.wire import dsse, jwt
 from glasshouse.wire.canonical import b64encode, encode
@@ -143,7 +143,7 @@ def policy_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "policy-two-signers", of("signed by one more", two, Code.SIGNATURE)
     forged_type = dsse.sign("application/vnd.glasshouse.delegation+json", payload, [OWNER])
     yield "policy-wrong-type", of("as a delegation", forged_type, Code.WRONG_TYPE)
-    delegation = Delegation(broker_public=GATE.public, uses=frozenset(Use), not_before_us=0, not_after_us=NOW_US)
+    delegation = Delegation(broker_public=GATE.public, uses=RUN_USES, not_before_us=0, not_after_us=NOW_US)
     yield "policy-delegation", of("a delegation in its place", delegation.sign(OWNER), Code.WRONG_TYPE)
     lacking = encode({"broker_public": b64encode(GATE.public), "policy": policy.to_json()})
     no_manifest = dsse.sign(SIGNED_POLICY_TYPE, lacking, [OWNER])

@@ -133,6 +133,18 @@ class Code(StrEnum):
     GROUP_SECRET = "group-secret-missing"
     GROUP_MISMATCH = "group-mismatch"
 
+    # lines and their checkpoints (spec/checkpoints.md)
+    LINE_BUSY = "line-busy"  # 15
+    LINE_FORKED = "line-forked"  # 15
+    LINE_SUPERSEDED = "line-superseded"
+    LINE_ORDER = "line-order-missing"  # 15
+    RESUME_WORLD = "resume-world-mismatch"  # 15
+    CHECKPOINT_STALE = "checkpoint-stale"  # 15
+    CHECKPOINT_INCOMPLETE = "checkpoint-incomplete"
+    CHECKPOINT_FOREIGN = "checkpoint-foreign"
+    CHECKPOINT_TAMPERED = "checkpoint-tampered"
+    CHECKPOINT_REFUSED = "checkpoint-refused"
+
     # verification of receipts, logs and artifacts
     CHAIN_DELEGATION = "delegation-invalid"
     CHAIN_MANIFEST = "manifest-invalid"

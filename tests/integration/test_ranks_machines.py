@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from glasshouse.errors import Code, ExitCode, UsageError
-from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.delegation import RUN_USES, Delegation
 from glasshouse.handshake.launch import issue_token
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.group import Group
@@ -252,7 +252,7 @@ def test_an_owner_who_lets_nothing_leave_has_no_job_on_two_machines_whatever_a_b
     group = Group(id=bytes(32), machines=2, machine=0, ranks=1)
     delegation = Delegation(
         broker_public=lax.public,
-        uses=frozenset(Use),
+        uses=RUN_USES,
         not_before_us=(claims.issued_s - 60) * 1_000_000,
         not_after_us=(claims.expires_s + 60) * 1_000_000,
     ).sign(here.package.owner)

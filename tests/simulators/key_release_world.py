@@ -36,7 +36,7 @@ from glasshouse.handshake.broker_side import (
     check_2_unused,
     check_13_budget,
 )
-from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.delegation import RUN_USES, Delegation
 from glasshouse.handshake.launch import LaunchFile, TokenClaims, issue_token
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord
@@ -161,7 +161,7 @@ class World:
     def _delegation(self) -> Delegation:
         return Delegation(
             broker_public=self.broker.public,
-            uses=frozenset(Use),
+            uses=RUN_USES,
             not_before_us=NOW_US - 3600 * SECOND_US,
             not_after_us=NOW_US + 86_400 * SECOND_US,
         )

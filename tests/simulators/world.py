@@ -28,7 +28,7 @@ from glasshouse.evidence.heads import CountersignedHead, countersign
 from glasshouse.evidence.log import EventLog
 from glasshouse.evidence.receipt import Loss, Output, Probe, Receipt, Work
 from glasshouse.handshake import broker_side, runtime_side
-from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.delegation import RUN_USES, Delegation
 from glasshouse.handshake.launch import TokenClaims, issue_token
 from glasshouse.handshake.messages import Challenge, ReleaseMessage
 from glasshouse.handshake.records import DeploymentRecord
@@ -158,7 +158,7 @@ class World:
     def delegation(self, **changes: object) -> Envelope:
         about: dict[str, object] = {
             "broker_public": self.broker.public,
-            "uses": frozenset(Use),
+            "uses": RUN_USES,
             "not_before_us": START_US - 60 * SECOND_US,
             "not_after_us": START_US + 86_400 * SECOND_US,
         }

@@ -23,7 +23,7 @@ from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.broker.http_api import LaunchRequest
 from glasshouse.errors import Code, ExitCode
-from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.delegation import RUN_USES, Delegation
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.jobs.verify.verdict import Verdict, verify_bundle
 from glasshouse.package.outputs import open_output
@@ -148,7 +148,7 @@ class World:
         self.reference = measure_runtime()
         self.delegation = Delegation(
             broker_public=self.broker.broker_public,
-            uses=frozenset(Use),
+            uses=RUN_USES,
             not_before_us=now_us - HOUR_US,
             not_after_us=now_us + 24 * HOUR_US,
         ).sign(self.package.owner)

@@ -16,8 +16,9 @@ from glasshouse.attestation.roots.appraised import ASPECTS, SOFTWARE_VECTOR, Ear
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import jwt
 from glasshouse.wire.crypto import SigningKey, key_id
+from glasshouse.wire.lines.line_start import LineStart
 from glasshouse.wire.policy import Assurance, Profile
-from glasshouse.wire.record import Id, Member, Record, Sha256, choice, integer, octets, table, text
+from glasshouse.wire.record import LEFT_OUT, Id, Member, Record, Sha256, choice, integer, octets, table, text
 
 EAR_TYPE = "ear+jwt"
 EAR_PROFILE = "tag:ietf.org,2026:rats/ear#04"
@@ -65,6 +66,8 @@ class Ear(
     # The policy's limits, for the runtime.
     lease_s: Annotated[int, integer(1), Member("glasshouse", "lease_s")]
     max_duration_s: Annotated[int, integer(1), Member("glasshouse", "max_duration_s")]
+    # The leg that was released; left out for a run of no line.
+    line: Annotated[LineStart | None, Member("glasshouse", "line"), LEFT_OUT] = None
     build: Annotated[str, text(64), Member("ear_verifier_id", "build")] = __version__  # the verifier's version
 
     def __post_init__(self) -> None:
@@ -75,6 +78,8 @@ class Ear(
         if self.assurance is Assurance.SOFTWARE and dict(self.vector) != dict(SOFTWARE_VECTOR):
             # The threat model's promise: software evidence never looks like hardware evidence.
             raise FormatError(Code.SCHEMA, "a software attestation result that claims more than software can show")
+        if self.line is not None and (self.line.previous is None) != (self.line.leg == 1):
+            raise FormatError(Code.SCHEMA, "a leg without the holder of the one before, or a first one with it")
 
     @property
     def policy_ids(self) -> list[str]:

@@ -8,8 +8,9 @@ from typing import Annotated
 from glasshouse.attestation.measurements.measured import References
 from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.wire.crypto import sha256
+from glasshouse.wire.lines.line_start import MAX_LEGS
 from glasshouse.wire.policy import Assurance, Floor, Profile
-from glasshouse.wire.record import Record, items, text
+from glasshouse.wire.record import LEFT_OUT, Record, items, text
 
 MAX_RELEASES = 1000
 MAX_LEASE_S = 24 * 3600
@@ -34,6 +35,7 @@ class DeploymentPolicy(Record, name="policy", max_bytes=MAX_POLICY_BYTES):
     lease_s: int  # a runtime without broker contact for so long zeroizes
     max_duration_s: int  # a run longer than this zeroizes
     clock_skew_us: int = 60_000_000  # how far the runtime's clock may be from the broker's
+    max_legs: Annotated[int, LEFT_OUT] = 1  # legs of a line that are released without an order of the owner's
 
     def __post_init__(self) -> None:
         Floor(assurance=self.assurance, profile=self.profile, egress=self.egress)  # the same laws hold
@@ -43,6 +45,7 @@ class DeploymentPolicy(Record, name="policy", max_bytes=MAX_POLICY_BYTES):
             ("lease_s", self.lease_s, 1, MAX_LEASE_S),
             ("max_duration_s", self.max_duration_s, 1, MAX_DURATION_S),
             ("clock_skew_us", self.clock_skew_us, 0, MAX_SKEW_US),
+            ("max_legs", self.max_legs, 1, MAX_LEGS),
         )
         for name, value, low, high in limits:
             if not low <= value <= high:

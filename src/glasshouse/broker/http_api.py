@@ -26,6 +26,7 @@ from glasshouse.wire.canonical import Codec, Json
 from glasshouse.wire.crypto import lengths_prefixed, sha256
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS, Group
+from glasshouse.wire.lines.line_start import LINE_BYTES, MAX_LEGS
 from glasshouse.wire.record import (
     LEFT_OUT,
     Id,
@@ -33,6 +34,8 @@ from glasshouse.wire.record import (
     Member,
     Record,
     Sha256,
+    choice,
+    digest,
     integer,
     items,
     octets,
@@ -66,6 +69,19 @@ class DeploymentRequest(Record, name="request", max_bytes=MAX_BODY_BYTES):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LineRequest(Record, name="request.line"):
+    """Asks for the launch of a leg of a line."""
+
+    id: Annotated[bytes | None, digest(LINE_BYTES), LEFT_OUT] = None  # None for a new line
+    leg: Annotated[int, integer(1, MAX_LEGS)] = 1
+    seq: int = 0  # of the checkpoint that it begins from
+    checkpoint: Annotated[Sha256 | None, LEFT_OUT] = None  # its digest
+    rewind: Annotated[bool, LEFT_OUT] = False
+    order: Annotated[Envelope | None, LEFT_OUT] = None  # a `ResumeOrder` for just this
+    ticket: Annotated[Envelope | None, LEFT_OUT] = None  # the newest that the owner has
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchRequest(Record, name="request", max_bytes=MAX_BODY_BYTES):
     """Records a launch, which gets a token."""
 
@@ -76,6 +92,34 @@ class LaunchRequest(Record, name="request", max_bytes=MAX_BODY_BYTES):
     launch_public: Annotated[bytes, _PUBLIC]
     lifetime_s: Annotated[int, integer(1, _MAX_LAUNCH_LIFETIME_S)]
     group: Annotated[Group | None, LEFT_OUT] = None  # the machine's place in one
+    line: Annotated[LineRequest | None, LEFT_OUT] = None  # the leg of a line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LegLostRequest(Record, name="request", max_bytes=MAX_BODY_BYTES):
+    """Reports that the machines of a leg do not exist any more."""
+
+    lost: Envelope  # a `LegLost`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineView(Record, name="line", max_bytes=MAX_BODY_BYTES):
+    """How a line stands at its gate."""
+
+    deployment: Id
+    id: Annotated[bytes, digest(LINE_BYTES)]
+    leg: int  # the last that was released; 0 before the first
+    machines: Annotated[int, integer(1, MAX_MACHINES)]
+    ranks: Annotated[int, integer(1, MAX_RANKS)]
+    run_ids: Annotated[tuple[Id, ...], items(MAX_MACHINES)]  # of that leg, by machine
+    over: Annotated[str, choice(("", "lease", "lost", "receipt"))]  # how it ended; empty while it goes on
+    contact_us: int  # when one of its machines was last heard from
+    seq: int  # the greatest number of a checkpoint that was counted
+    head_seq: int  # that of the head, which is smaller after a rewind; 0 for none
+    head_step: int
+    head: Annotated[Sha256 | None, LEFT_OUT] = None  # its digest
+    ticket: Annotated[Envelope | None, LEFT_OUT] = None  # the newest
+    abandoned: Annotated[tuple[Envelope, ...], items(64)] = ()  # the last legs that ended without a receipt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +174,7 @@ class BrokerReady(Record, name="ready line", max_bytes=8192):
     runtime_url: Annotated[str, text(512)]  # ``http://host:port`` or ``unix:/path``, as in a launch file
     owner_socket: Annotated[Path, _PATH]
     broker_public: Annotated[bytes, _PUBLIC]  # the key that the owner delegates to
+    store_public: Annotated[bytes | None, _PUBLIC, LEFT_OUT] = None  # its store's; None where it keeps no checkpoints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +199,9 @@ _STATUS: dict[Code, int] = {
     Code.HEAD_INCONSISTENT: 409,
     Code.DEPLOYMENT_UNKNOWN: 404,
     Code.RUN_UNKNOWN: 404,
+    Code.CHECKPOINT_STALE: 409,
+    Code.CHECKPOINT_INCOMPLETE: 409,
+    Code.LINE_BUSY: 409,
     Code.TOO_MANY_CHALLENGES: 429,
     Code.OWNER_REQUEST: 401,
     Code.OWNER_STALE: 409,

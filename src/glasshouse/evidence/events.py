@@ -39,6 +39,7 @@ class EventType(StrEnum):
     PROGRESS = "progress"
     OUTPUT = "output"
     SEGMENT = "segment"
+    CHECKPOINT = "checkpoint"
     PROBE = "probe"
     NOTICE = "notice"
 
@@ -117,6 +118,7 @@ BODIES: dict[EventType, dict[str, _Check]] = {
         **_SEALED,
     },
     EventType.SEGMENT: _SEALED,
+    EventType.CHECKPOINT: {"bytes": _integer, "digest": _DIGEST, "seq": _integer, "step": _integer},
     EventType.PROBE: {"detail": _DETAIL, "probe": _NAME, "result": _choice(*ProbeResult)},
     EventType.NOTICE: {"code": _NAME, "value": _nullable(_integer)},
 }

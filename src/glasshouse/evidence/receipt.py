@@ -17,9 +17,11 @@ from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Codec, Json
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.lines.line_start import LineStart
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.wire.record import (
     APART,
+    LEFT_OUT,
     Id,
     Member,
     Record,
@@ -153,6 +155,22 @@ class Loss(Record, name="loss"):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LastCheckpoint(Record, name="last"):
+    """The last checkpoint that the gate counted for a leg."""
+
+    digest: Sha256
+    seq: Annotated[int, integer(1)]
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leg(LineStart, name="line"):
+    """Which leg of a line a run was, where it began, and what it left to go on from."""
+
+    last: Annotated[LastCheckpoint | None, LEFT_OUT] = None  # None where none was counted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Probe(Record, name="probe"):
     """The answer of one search for something left behind."""
 
@@ -201,6 +219,7 @@ class Receipt(
     code: Code | None  # why, of a run that did not complete
     started_us: int  # by the runtime's clock
     finished_us: int
+    line: Annotated[Leg | None, LEFT_OUT] = None  # of a run that is a leg of a line
 
     def __post_init__(self) -> None:
         for why, broken in self._contradictions():

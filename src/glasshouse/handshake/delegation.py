@@ -20,8 +20,11 @@ class Use(StrEnum):
 
     COUNTERSIGN = "countersign"
     RELEASE = "release"
+    STORE = "store"
 
 
+RUN_USES = frozenset({Use.COUNTERSIGN, Use.RELEASE})
+"""What every run needs of a gate."""
 _LIST = items(len(Use), choice(tuple(Use)))
 
 
@@ -42,10 +45,14 @@ class Delegation(dsse.Signed, name="delegation", max_bytes=MAX_DELEGATION_BYTES,
     not_after_us: int  # exclusive
     # When it was signed: of an owner's delegations to one broker the greatest counts. 0 for one of before serials.
     serial_us: Annotated[int, integer(1), LEFT_OUT] = 0
+    # The key of the gate's store, which may state that a checkpoint is kept; there with the use `store` alone.
+    store_public: Annotated[bytes | None, octets(32), LEFT_OUT] = None
 
     def __post_init__(self) -> None:
         if len(self.broker_public) != 32 or not self.uses or not 0 <= self.not_before_us < self.not_after_us:
             raise FormatError(Code.SCHEMA, "a delegation of nothing, to no key or at no time")
+        if (Use.STORE in self.uses) != (self.store_public is not None):
+            raise FormatError(Code.SCHEMA, "a store without its key, or the reverse")
 
     def replaces(self, other: Delegation) -> bool:
         """Return whether this one takes the place of an owner's other to the same broker; a repeat need not."""

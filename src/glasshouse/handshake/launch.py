@@ -17,6 +17,7 @@ from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.wire import dsse, jwt
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.group import Group
+from glasshouse.wire.lines.line_start import LineStart
 from glasshouse.wire.policy import Profile
 from glasshouse.wire.record import IDENTIFIER, LEFT_OUT, Id, Identifier, Member, Record, Sha256, octets, text
 
@@ -50,10 +51,13 @@ class TokenClaims(Record, name="token", constants=CONFIRMATION):
     issued_s: Annotated[int, Member("iat")]
     expires_s: Annotated[int, Member("exp")]
     group: Annotated[Group | None, LEFT_OUT] = None  # the ranks that it belongs to; left out for an ordinary run
+    line: Annotated[LineStart | None, LEFT_OUT] = None  # the leg that it begins; left out for a run of no line
 
     def __post_init__(self) -> None:
         if not IDENTIFIER.fullmatch(self.container_id):
             raise FormatError(Code.SCHEMA, "token.container.id is not an identifier")
+        if self.line is not None and self.line.previous is not None:
+            raise FormatError(Code.SCHEMA, "a token that names the holder of the leg before")
 
 
 def issue_token(broker: SigningKey, token: TokenClaims) -> str:

@@ -13,6 +13,7 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse, jwt
 from glasshouse.wire.crypto import HPKE_OVERHEAD_BYTES, HPKE_SUITE, lengths_prefixed, sha256
 from glasshouse.wire.group import MAX_MACHINES
+from glasshouse.wire.lines.line_start import LineStart
 from glasshouse.wire.record import Id, Record, Sha256, choice, integer, octets, text
 
 REQUEST_TYPE = "application/vnd.glasshouse.challenge-request+json"
@@ -97,15 +98,24 @@ class ReleaseRequest(_Request, max_bytes=MAX_RELEASE_REQUEST_BYTES, payload_type
 
 
 def release_info(
-    *, challenge: bytes, evidence_sha256: bytes, ear: str, floor_sha256: bytes, policy_sha256: bytes
+    *,
+    challenge: bytes,
+    evidence_sha256: bytes,
+    ear: str,
+    floor_sha256: bytes,
+    policy_sha256: bytes,
+    line: LineStart | None = None,
 ) -> bytes:
     """Return the HPKE `info` of a release: everything that the exchange agreed on, unambiguously joined.
+
+    The leg of a line stands behind the rest: the custodian, which sees no EAR, puts it there itself.
 
     Args:
         challenge: its bytes as they travelled.
         ear: compact; its SHA-256 goes in.
+        line: the EAR's.
     """
-    return lengths_prefixed(
+    info = lengths_prefixed(
         _INFO_LABEL,
         challenge,
         evidence_sha256,
@@ -114,3 +124,4 @@ def release_info(
         policy_sha256,
         HPKE_SUITE.encode("ascii"),
     )
+    return info if line is None else info + lengths_prefixed(line.encode())

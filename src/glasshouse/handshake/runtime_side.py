@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from glasshouse.attestation.claims import Claims, composite
 from glasshouse.attestation.ear import Ear
@@ -117,6 +117,7 @@ def check_release(
         ("run", ear.run_id == token.run_id),
         ("policy floor", ear.floor_sha256 == token.floor_sha256 == floor.sha256),
         ("deployment policy", ear.policy_sha256 == token.policy_sha256),
+        ("leg of a line", (None if ear.line is None else replace(ear.line, previous=None)) == token.line),
     ):
         if not right:
             raise PeerError(Code.RELEASE_INVALID, f"the broker's release is for another {what}")

@@ -14,6 +14,8 @@ MAX_BYTES = 1 << 44
 DEFAULT_BYTES = 64 << 30
 
 
+LEAST_INTERVAL_S = 10
+
 _NAMES = ("max_outputs", "max_output_bytes")
 
 
@@ -29,3 +31,18 @@ class OutputLimits(Record, name="index.job"):
     def of(cls, job: Mapping[str, Json]) -> OutputLimits:
         """Return the limits that a job's parameters name, or the defaults; raises `FormatError`."""
         return cls.from_json({name: job[name] for name in _NAMES if name in job})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointLimits(Record, name="index.job.checkpoints"):
+    """How often and how large the checkpoints of a line may be: they are a way out of the sandbox."""
+
+    every_s: Annotated[int, integer(LEAST_INTERVAL_S, 30 * 86400)]  # the least time between two
+    most: Annotated[int, integer(1, 100_000)]  # of a leg
+    bytes: Annotated[int, integer(4096, MAX_BYTES)]  # of the plaintext of one part
+
+    @classmethod
+    def of(cls, job: Mapping[str, Json]) -> CheckpointLimits | None:
+        """Return the limits that a job's parameters have; None for a job without a line. Raises `FormatError`."""
+        found = job.get("checkpoints")
+        return None if found is None else cls.from_json(found)

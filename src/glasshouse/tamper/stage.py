@@ -25,7 +25,7 @@ from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.broker.client.owner_client import OwnerClient, Reply, request
 from glasshouse.broker.http_api import LaunchRequest
-from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.delegation import RUN_USES, Delegation
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import (
@@ -121,7 +121,7 @@ class Owner:
         )
         self.delegation = Delegation(
             broker_public=broker.broker_public,
-            uses=frozenset(Use),
+            uses=RUN_USES,
             not_before_us=now_us - _HOUR_US,
             not_after_us=now_us + _HOUR_US,
         ).sign(self.signing)

@@ -35,6 +35,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
     INTERRUPTED = "interrupted"
     RESIDUE = "residue"
+    SUPERSEDED = "superseded"
     LOST = "lost"
 
 

@@ -16,7 +16,7 @@ from glasshouse.broker.client.owner_client import OwnerClient, request
 from glasshouse.broker.http_api import LaunchRequest
 from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, RefusedError, UsageError
-from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.delegation import RUN_USES, Delegation, Use
 from glasshouse.tamper.stage import Owner, clock_us
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.crypto import SigningKey
@@ -46,7 +46,7 @@ def policy(owner: Owner, **changes: object) -> DeploymentPolicy:
 def delegation(broker_public: bytes, **changes: object) -> Delegation:
     made = Delegation(
         broker_public=broker_public,
-        uses=frozenset(Use),
+        uses=RUN_USES,
         not_before_us=0,
         not_after_us=clock_us() + 10**9,
     )
@@ -253,7 +253,7 @@ def test_an_older_delegation_takes_the_place_of_no_newer_one(broker: LocalBroker
         assert caught.value.code is Code.CHAIN_DELEGATION
     assert broker.count("audit") == records, "what changed nothing is not told as if it had"
     assert put(2001) == 2001
-    assert uses() == frozenset(Use)
+    assert uses() == RUN_USES
     owner.launch()
     # What somebody put beneath the broker, which its owner did not sign, keeps out nothing.
     forged = replace(given, serial_us=10**15).sign(SigningKey.generate())

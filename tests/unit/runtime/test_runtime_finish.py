@@ -17,7 +17,7 @@ from glasshouse.errors import Code, RunError
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import EventLog
 from glasshouse.evidence.receipt import Probe
-from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.delegation import RUN_USES, Delegation
 from glasshouse.handshake.launch import LaunchFile, TokenClaims, issue_token
 from glasshouse.jobs.verify.verdict import verify_bundle
 from glasshouse.package.read import Package
@@ -55,7 +55,7 @@ def launch_for(package: OwnersPackage) -> LaunchFile:
         expires_s=now_s + 600,
     )
     delegation = Delegation(
-        broker_public=broker.public, uses=frozenset(Use), not_before_us=0, not_after_us=(now_s + 600) * 1_000_000
+        broker_public=broker.public, uses=RUN_USES, not_before_us=0, not_after_us=(now_s + 600) * 1_000_000
     )
     return LaunchFile(
         token=issue_token(broker, token),

@@ -18,7 +18,7 @@ from glasshouse.attestation.policy import MAX_LEASE_S, MAX_RELEASES, DeploymentP
 from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.broker.http_api import LaunchRequest
 from glasshouse.errors import Code, FormatError, PeerError, UsageError
-from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.delegation import RUN_USES, Delegation
 from glasshouse.handshake.launch import LaunchFile, parse_token_at_issue
 from glasshouse.jobs.define.jobfile import Ranks, check_reachable
 from glasshouse.jobs.define.package_records import GivenTo, KeyStore, PackageRecord, public_part
@@ -165,7 +165,7 @@ def _delegate(client: OwnerClient, identity: Identity, broker: bytes, *, not_aft
     for _ in range(_DELEGATION_TRIES):
         signed = Delegation(
             broker_public=broker,
-            uses=frozenset(Use),
+            uses=RUN_USES,
             not_before_us=_now_us() - _SKEW_US,
             not_after_us=not_after_us,
             serial_us=serial_us,

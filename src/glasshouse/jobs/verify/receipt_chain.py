@@ -19,7 +19,7 @@ from glasshouse.errors import Code, FormatError, GlasshouseError, VerificationEr
 from glasshouse.evidence.bundle import Bundle, CountersignedReceipt
 from glasshouse.evidence.heads import CountersignedHead, Head
 from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, Receipt
-from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.delegation import RUN_USES, Delegation
 from glasshouse.handshake.launch import TokenClaims, parse_token_at_issue
 from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.wire import jwt
@@ -76,7 +76,7 @@ def walk(data: bytes, *, owner: bytes) -> Chain:
     _check_owner(bundle, owner)
     with _link(Code.CHAIN_DELEGATION):
         delegation = Delegation.from_envelope(bundle.delegation, owner)
-        for use in Use:
+        for use in sorted(RUN_USES):
             _same(Code.CHAIN_DELEGATION, f"a delegation without the use {use}", use in delegation.uses)
     broker = delegation.broker_public
     with _link(Code.CHAIN_MANIFEST):  # 4
@@ -294,7 +294,7 @@ def _check_validity(chain: Chain, broker: bytes) -> None:
     # Without a countersignature there is only the runtime's own clock.
     leeway_us = 0 if chain.countersignature or chain.countersigned_head else CLOCK_LEEWAY_US
     _check_times(chain, at_us)
-    for use in Use:
+    for use in sorted(RUN_USES):
         chain.delegation.check(use, broker_public=broker, at_us=at_us, leeway_us=leeway_us)
     if chain.ear:
         if not chain.ear.issued_s <= at_us / 1_000_000 < chain.ear.expires_s:

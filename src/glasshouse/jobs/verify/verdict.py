@@ -34,6 +34,7 @@ EXITS = {
     Outcome.FAILED: ExitCode.RUN_FAILED,
     Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
     Outcome.RESIDUE: ExitCode.RESIDUE,
+    Outcome.SUPERSEDED: ExitCode.REFUSED,
     Outcome.LOST: ExitCode.RUN_FAILED,
 }
 
@@ -43,6 +44,7 @@ _ENDED = {
     Outcome.FAILED: "it failed",
     Outcome.INTERRUPTED: "it was interrupted",
     Outcome.RESIDUE: "something of its owner's was found after zeroization",
+    Outcome.SUPERSEDED: "another machine went on with its training, and it was told to end",
     Outcome.LOST: "it was lost",
 }
 

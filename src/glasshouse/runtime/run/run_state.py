@@ -41,6 +41,7 @@ _EXIT = {
     Outcome.FAILED: ExitCode.RUN_FAILED,
     Outcome.INTERRUPTED: ExitCode.INTERRUPTED,
     Outcome.RESIDUE: ExitCode.RESIDUE,
+    Outcome.SUPERSEDED: ExitCode.REFUSED,
 }
 
 
@@ -70,6 +71,8 @@ class Ending:
         """Judge an error; only its code goes on, for its text may quote what it must not."""
         if not isinstance(error, GlasshouseError):
             return cls(outcome=Outcome.FAILED, code=Code.INTERNAL)
+        if error.code is Code.LINE_SUPERSEDED:
+            return cls(outcome=Outcome.SUPERSEDED, code=error.code)
         refused = isinstance(error, RefusedError)
         interrupted = isinstance(error, RunError) and error.code is Code.INTERRUPTED
         # Only these hints are certain to be made of our own words: the names of checks and of namespaces.
