@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from glasshouse.errors import Code, FormatError
 from glasshouse.package.index import DIGEST_NAMES, MAX_ASSETS, Entry, check_job, check_text
@@ -11,13 +11,17 @@ from glasshouse.package.layout import MAX_INDEX_BYTES, VERSIONS, check_chunk_byt
 from glasshouse.package.paths import check_paths
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import GROUP_SECRET_BYTES, KEY_BYTES, Suite
+from glasshouse.wire.group import MAX_RANKS
 from glasshouse.wire.record import APART, LEFT_OUT, Record, Sha256, digest, fixed, integer, items, octets, raw
 
 LENGTH_BYTES = 8
+RESUME_PART_BYTES = 384
+"""At most, of one part of a checkpoint in a grant."""
 # An index entry grows by its id, its offset and its key.
-MAX_GRANT_BYTES = LENGTH_BYTES + MAX_INDEX_BYTES + MAX_ASSETS * 128
+MAX_GRANT_BYTES = LENGTH_BYTES + MAX_INDEX_BYTES + MAX_ASSETS * 128 + MAX_RANKS * RESUME_PART_BYTES
 
 
+_Key: TypeAlias = Annotated[bytes, octets(KEY_BYTES)]
 _VERSION = integer(min(VERSIONS), max(VERSIONS))
 # Entry and key of each asset.
 _ASSETS = {
@@ -37,6 +41,31 @@ _ASSETS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ResumePart(Record, name="grant.resume.parts"):
+    """What opens one rank's part of a checkpoint, whose chunks lie in the file that comes with the grant."""
+
+    bytes: Annotated[int, integer(1)]  # of the plaintext
+    chunk_bytes: int  # plaintext bytes of a full chunk
+    front_sha256: Sha256  # what every chunk is bound to
+    key: _Key = field(repr=False)
+    offset: int  # of the first chunk in the file
+    rank: int
+    suite: Suite
+
+    def __post_init__(self) -> None:
+        check_chunk_bytes(self.chunk_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume(Record, name="grant.resume"):
+    """The checkpoint that a leg of a line goes on from: the parts of this machine's ranks, in their order."""
+
+    parts: Annotated[tuple[ResumePart, ...], items(MAX_RANKS, min_items=1)]
+    seq: Annotated[int, integer(1)]
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Grant(Record, name="grant", max_bytes=MAX_GRANT_BYTES):
     """Everything that opens a package's assets. Holds keys: its repr shows none.
 
@@ -52,6 +81,7 @@ class Grant(Record, name="grant", max_bytes=MAX_GRANT_BYTES):
     keys: Annotated[tuple[bytes, ...], APART] = field(repr=False)  # one for each asset, in the same order
     # What the ranks of this run share; None for a run in one process.
     group_secret: Annotated[bytes | None, octets(GROUP_SECRET_BYTES), LEFT_OUT] = field(default=None, repr=False)
+    resume: Annotated[Resume | None, LEFT_OUT] = None  # None where the job begins from the beginning
 
     def __post_init__(self) -> None:
         check_chunk_bytes(self.chunk_bytes)

@@ -7,7 +7,7 @@ import io
 from typing import BinaryIO
 
 from glasshouse.errors import Code, PackageError
-from glasshouse.package.grant import Grant
+from glasshouse.package.grant import Grant, Resume
 from glasshouse.package.index import INDEX_ID, Entry, Index
 from glasshouse.package.layout import HEADER_BYTES, Header, asset_key, check_commitment, sealed_size
 from glasshouse.package.manifest import Manifest, parse_signed
@@ -79,7 +79,12 @@ class Package:
         return index
 
     def grant(
-        self, package_key: bytes | bytearray | memoryview, index: Index, *, group_secret: bytes | None = None
+        self,
+        package_key: bytes | bytearray | memoryview,
+        index: Index,
+        *,
+        group_secret: bytes | None = None,
+        resume: Resume | None = None,
     ) -> Grant:
         """Derive the keys of all assets of `unlock`'s index; in the custodian alone."""
         return Grant(
@@ -91,6 +96,7 @@ class Package:
             assets=index.assets,
             keys=tuple(self._key(package_key, entry.id) for entry in index.assets),
             group_secret=group_secret,
+            resume=resume,
         )
 
     def asset(self, entry: Entry, package_key: bytes | bytearray | memoryview) -> AssetReader:

@@ -9,7 +9,7 @@ import pytest
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, PackageError
 from glasshouse.package.content import granted_asset, open_stream, verify_content
-from glasshouse.package.grant import LENGTH_BYTES, Grant
+from glasshouse.package.grant import LENGTH_BYTES, RESUME_PART_BYTES, Grant, Resume, ResumePart
 from glasshouse.package.layout import asset_key
 from glasshouse.package.streams import AssetReader, Positioned
 from glasshouse.wire.canonical import encode
@@ -55,6 +55,26 @@ def test_ranks_find_the_secret_of_their_group_beside_the_keys() -> None:
     assert made.group_secret == bytes(range(32))
     assert (alone.group_secret, b"group_secret" in alone.encode()) == (None, False)
     assert "group_secret" not in repr(made)
+
+
+def test_a_leg_finds_the_keys_of_its_ranks_parts_beside_the_others() -> None:
+    data, alone = the_grant()
+    package, index = unlock(data)
+    part = ResumePart(
+        bytes=4096,
+        chunk_bytes=1024,
+        front_sha256=bytes(32),
+        key=bytes(range(32)),
+        offset=0,
+        rank=0,
+        suite=Suite.AES_256_GCM,
+    )
+    largest = replace(part, bytes=2**53 - 1, offset=2**53 - 1, rank=2**53 - 1, suite=Suite.CHACHA20_POLY1305)
+    assert len(encode(largest.to_json())) < RESUME_PART_BYTES
+    made = package.grant(KEY, index, resume=Resume(parts=(part,), seq=3, step=30))
+    assert Grant.parse(made.encode() + bytes(9)) == made
+    assert (alone.resume, b"resume" in alone.encode()) == (None, False)
+    assert "key=" not in repr(made.resume)
 
 
 def test_a_group_secret_of_another_length_is_refused() -> None:

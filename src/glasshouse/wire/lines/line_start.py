@@ -21,10 +21,20 @@ class LineStart(Record, name="line", max_bytes=1024):
     seq: int  # of the checkpoint; 0 for none: the leg begins from the beginning
     checkpoint: Annotated[Sha256 | None, LEFT_OUT] = None  # its digest
     rewind: Annotated[bool, LEFT_OUT] = False  # whether the owner ordered an older one than the last
+    counted: Annotated[int, LEFT_OUT] = (
+        0  # the greatest number that was counted, where that is not `seq`: after a rewind
+    )
     previous: Annotated[Id | None, LEFT_OUT] = None  # key id of the leg before's holder; in an EAR only, from leg 2 on
 
     def __post_init__(self) -> None:
         if (self.seq == 0) != (self.checkpoint is None):
             raise FormatError(Code.SCHEMA, "a line that begins from a number without a checkpoint, or the reverse")
-        if self.leg == 1 and (self.seq or self.rewind or self.previous is not None):
+        if (self.rewind and not self.counted) or 0 < self.counted <= self.seq:
+            raise FormatError(Code.SCHEMA, "a rewind without a later checkpoint, or a later one that is none")
+        if self.leg == 1 and (self.seq or self.counted or self.previous is not None):
             raise FormatError(Code.SCHEMA, "a first leg that goes on from something")
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the first checkpoint of this leg."""
+        return max(self.seq, self.counted) + 1
