@@ -206,3 +206,54 @@ audit = _table(
     _set("record", LargeBinary),
     _set("sha256", _DIGEST),
 )
+
+# Trainings that go on over several machines, here and below (spec/checkpoints.md): the last leg that was released, its
+# holder, the newest ticket and the checkpoint that the next leg goes on from. An older database gains empty tables.
+lines = _table(
+    "lines",
+    _key("id", _DIGEST),
+    _set("deployment", _ID, ForeignKey("deployments.id")),
+    _set("machines", Integer),
+    _set("ranks", Integer),
+    _set("leg", Integer, default=0),
+    Column("holder", _ID),  # key id; None where a gate that was put back from a backup does not know it
+    _set("lost", Boolean, default=False),
+    _set("since_us", BigInteger),  # when that leg was released, or this gate came to know of it
+    _set("head_seq", BigInteger, default=0),
+    _set("head_step", BigInteger, default=0),
+    Column("head", _DIGEST),
+    Column("ticket", LargeBinary),
+    _set("order_us", BigInteger, default=0),
+)
+
+# What a launch of a leg begins from, as its token has it.
+line_launches = _table(
+    "line_launches",
+    _key("jti", _ID, ForeignKey("launches.jti")),
+    _set("line", _DIGEST, ForeignKey("lines.id")),
+    _set("leg", Integer),
+    _set("seq", BigInteger),
+    _set("counted", BigInteger),
+    Column("checkpoint", _DIGEST),
+    _set("rewind", Boolean),
+    Column("order", LargeBinary),
+)
+
+# The machines that a leg was released to.
+legs = _table(
+    "legs",
+    _key("line", _DIGEST, ForeignKey("lines.id")),
+    _key("leg", Integer, autoincrement=False),
+    _key("machine", Integer, autoincrement=False),
+    _set("run_id", _ID, unique=True),
+    _set("jti", _ID, ForeignKey("launches.jti")),
+    Column("previous", _ID),  # key id of the holder of the leg before
+)
+
+# Legs that ended without a receipt of each machine, as the gate stated it.
+abandoned = _table(
+    "abandoned",
+    _key("line", _DIGEST, ForeignKey("lines.id")),
+    _key("leg", Integer, autoincrement=False),
+    _set("envelope", LargeBinary),
+)
