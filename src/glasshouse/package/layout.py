@@ -147,6 +147,12 @@ def sealed_size(plain_bytes: int, chunk_bytes: int) -> int:
     return plain_bytes + TAG_BYTES * chunk_count(plain_bytes, chunk_bytes)
 
 
+def plain_size(sealed_bytes: int, chunk_bytes: int) -> int | None:
+    """Inverse of `sealed_size`; None for what no stream takes."""
+    size = sealed_bytes - TAG_BYTES * -(-sealed_bytes // (chunk_bytes + TAG_BYTES))
+    return size if size >= 0 and sealed_size(size, chunk_bytes) == sealed_bytes else None
+
+
 def check_id(value: str, what: str) -> bytes:
     """Return the 16 bytes of the id of `what`; raises `FormatError` (`schema-invalid`)."""
     if not _IDENTITY.fullmatch(value):
@@ -172,7 +178,12 @@ def asset_key(package_key: bytes | bytearray | memoryview, asset_id: int, suite:
 
 def stream_cipher(*, suite: Suite, key: bytes, header_sha256: bytes, asset_id: int) -> ChunkCipher:
     """Return the cipher of one asset: its chunks are bound to the header and to the asset's id."""
-    return ChunkCipher(suite=suite, key=key, prefix=_NO_PREFIX, associated_data=stream_binding(header_sha256, asset_id))
+    return bound_cipher(suite=suite, key=key, binding=stream_binding(header_sha256, asset_id))
+
+
+def bound_cipher(*, suite: Suite, key: bytes | bytearray | memoryview, binding: bytes) -> ChunkCipher:
+    """Return the cipher of a stream whose key seals it alone; `binding` is the associated data of every chunk."""
+    return ChunkCipher(suite=suite, key=key, prefix=_NO_PREFIX, associated_data=binding)
 
 
 def stream_binding(header_sha256: bytes, asset_id: int) -> bytes:

@@ -7,14 +7,13 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from glasshouse.errors import Code, FormatError, PackageError
-from glasshouse.package.layout import check_chunk_bytes, check_id
+from glasshouse.package.layout import bound_cipher, check_chunk_bytes, check_id
 from glasshouse.package.manifest import MAX_RECIPIENTS
 from glasshouse.package.paths import check_path
 from glasshouse.package.streams import Positioned
 from glasshouse.wire.crypto import (
     HPKE_OVERHEAD_BYTES,
     KEY_BYTES,
-    PREFIX_BYTES,
     ChunkCipher,
     Suite,
     derive,
@@ -124,7 +123,7 @@ class OutputHeader(Record, name="output", max_bytes=MAX_HEADER_BYTES, constants=
 
     def cipher(self, key: bytes | bytearray | memoryview) -> ChunkCipher:
         """Return the cipher of this output's chunks."""
-        return ChunkCipher(suite=self.suite, key=key, prefix=bytes(PREFIX_BYTES), associated_data=sha256(self.encode()))
+        return bound_cipher(suite=self.suite, key=key, binding=sha256(self.encode()))
 
 
 def commitment(key: bytes | bytearray | memoryview, *, run_id: str, manifest_sha256: bytes) -> bytes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, TypeAlias
 
 from glasshouse.errors import Code, FormatError, InternalError, PackageError
-from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_ASSETS_BYTES, chunk_count, sealed_size
+from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_ASSETS_BYTES, chunk_count, plain_size
 from glasshouse.package.output_header import (
     PRIVATE_BYTES,
     OutputHeader,
@@ -25,7 +25,17 @@ from glasshouse.package.output_header import (
     read_private,
 )
 from glasshouse.package.streams import Positioned, size_of, write_all
-from glasshouse.wire.crypto import KEY_BYTES, TAG_BYTES, RecipientKey, Suite, hpke_seal, key_id, salted, zero
+from glasshouse.wire.crypto import (
+    KEY_BYTES,
+    TAG_BYTES,
+    ChunkCipher,
+    RecipientKey,
+    Suite,
+    hpke_seal,
+    key_id,
+    salted,
+    zero,
+)
 
 Size: TypeAlias = int
 Digest: TypeAlias = bytes
@@ -45,13 +55,75 @@ class SealedOutput:
     sealed_bytes: Size  # length of the sealed file
 
 
-class OutputSealer:
-    """Seals one output as its bytes arrive, through one reused buffer of plaintext, which it wipes.
+class ChunkSealer:
+    """Seals a stream as its bytes arrive, chunk by chunk through one reused buffer of plaintext, which it wipes.
+
+    Args:
+        front: what stands before the chunks, which are bound to it by `cipher`.
+        chunk_bytes: plaintext bytes of a full chunk, and of the buffer.
+    """
+
+    def __init__(self, out: BinaryIO, front: bytes, cipher: ChunkCipher, chunk_bytes: int) -> None:
+        self._out, self._cipher = out, cipher
+        self._digest, self._sealed_digest = hashlib.sha256(), hashlib.sha256()
+        self._bytes = self._sealed_bytes = self._index = self._filled = 0
+        self._plain = memoryview(bytearray(chunk_bytes))
+        self._sealed = memoryview(bytearray(chunk_bytes + TAG_BYTES))
+        self._open = True
+        self._write(memoryview(front))
+
+    def update(self, data: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes of plaintext; the caller wipes its own buffer. Raises `OSError`."""
+        self._check_open()
+        view = memoryview(data).cast("B")
+        self._digest.update(view)
+        self._bytes += len(view)
+        done = 0
+        while done < len(view):
+            # A full chunk waits until more comes: only then it is known not to be the last.
+            if self._filled == len(self._plain):
+                self._emit(self._plain, last=False)
+                self._filled = 0
+            count = min(len(self._plain) - self._filled, len(view) - done)
+            self._plain[self._filled : self._filled + count] = view[done : done + count]
+            self._filled += count
+            done += count
+
+    def wipe(self) -> None:
+        """Forget plaintext and key; may be called at any time and again."""
+        zero(self._plain)
+        if self._open:
+            self._open = False
+            del self._cipher  # OpenSSL cleanses its copy when the object goes
+
+    def _end(self) -> None:
+        """Seal the last chunk; raises `OSError`."""
+        self._check_open()
+        self._emit(self._plain[: self._filled], last=True)
+        self._out.flush()
+
+    def _emit(self, plain: memoryview, *, last: bool) -> None:
+        part = self._sealed[: len(plain) + TAG_BYTES]
+        self._cipher.seal_into(self._index, last=last, plaintext=plain, out=part)
+        self._index += 1
+        self._write(part)
+
+    def _write(self, data: memoryview) -> None:
+        write_all(self._out, data)
+        self._sealed_digest.update(data)
+        self._sealed_bytes += len(data)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise InternalError(Code.INTERNAL, "what was finished or wiped takes no more bytes")
+
+
+class OutputSealer(ChunkSealer):
+    """Seals one output as its bytes arrive.
 
     Args:
         recipients: HPKE public keys, from the owner-signed manifest alone.
         name: a relative path of at most 255 bytes.
-        chunk_bytes: plaintext bytes of a full chunk, and of the buffer.
 
     Raises:
         PackageError: `package-path` or `package-limit`.
@@ -71,10 +143,8 @@ class OutputSealer:
         suite: Suite = Suite.AES_256_GCM,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     ) -> None:
-        self._out, self._name, self._kind, self._sequence = out, name, OutputKind(kind), sequence
-        self._digest, self._sealed_digest = hashlib.sha256(), hashlib.sha256()
-        self._bytes = self._sealed_bytes = self._index = self._filled = 0
-        key, self._salt, private = _fresh_key(), _fresh_key(), bytearray()
+        self._name, self._kind, self._sequence = name, OutputKind(kind), sequence
+        key, self._salt, private = fresh_key(), fresh_key(), bytearray()
         try:
             commit = commitment(key, run_id=run_id, manifest_sha256=manifest_sha256)
             info = output_info(run_id, manifest_sha256, self._kind, sequence, commit)
@@ -90,38 +160,16 @@ class OutputSealer:
                 key_commitment=commit,
                 recipients=tuple(sorted(sealed.items())),
             )
-            self._cipher = header.cipher(key)
+            cipher = header.cipher(key)
         finally:
             zero(private)
             zero(key)
-        self._plain = memoryview(bytearray(chunk_bytes))
-        self._sealed = memoryview(bytearray(chunk_bytes + TAG_BYTES))
-        self._open = True
-        self._write(memoryview(header.encode()))
-
-    def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes of plaintext; the caller wipes its own buffer. Raises `OSError`."""
-        self._check_open()
-        view = memoryview(data).cast("B")
-        self._digest.update(view)
-        self._bytes += len(view)
-        done = 0
-        while done < len(view):
-            # A full chunk waits until more comes: only then it is known not to be the last.
-            if self._filled == len(self._plain):
-                self._emit(self._plain, last=False)
-                self._filled = 0
-            count = min(len(self._plain) - self._filled, len(view) - done)
-            self._plain[self._filled : self._filled + count] = view[done : done + count]
-            self._filled += count
-            done += count
+        super().__init__(out, header.encode(), cipher, chunk_bytes)
 
     def finish(self) -> SealedOutput:
         """Seal the last chunk and wipe; raises `OSError`."""
-        self._check_open()
         try:
-            self._emit(self._plain[: self._filled], last=True)
-            self._out.flush()
+            self._end()
             sha256 = self._digest.digest()
             plain_hmac = salted(self._salt, sha256)
         finally:
@@ -139,26 +187,8 @@ class OutputSealer:
 
     def wipe(self) -> None:
         """Forget plaintext, salt and key; may be called at any time and again."""
-        zero(self._plain)
+        super().wipe()
         zero(self._salt)
-        if self._open:
-            self._open = False
-            del self._cipher  # OpenSSL cleanses its copy when the object goes
-
-    def _emit(self, plain: memoryview, *, last: bool) -> None:
-        part = self._sealed[: len(plain) + TAG_BYTES]
-        self._cipher.seal_into(self._index, last=last, plaintext=plain, out=part)
-        self._index += 1
-        self._write(part)
-
-    def _write(self, data: memoryview) -> None:
-        write_all(self._out, data)
-        self._sealed_digest.update(data)
-        self._sealed_bytes += len(data)
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise InternalError(Code.INTERNAL, "an output that was finished or wiped takes no more bytes")
 
 
 class OpenedOutput:
@@ -175,10 +205,10 @@ class OpenedOutput:
         self.salt, self.name = read_private(private)
         self.kind, self.sequence = header.kind, header.sequence
         self._source, self._offset, self._chunk_bytes = source, header.length, header.chunk_bytes
-        chunks = -(-sealed_bytes // (header.chunk_bytes + TAG_BYTES))
-        self.bytes: Size = sealed_bytes - chunks * TAG_BYTES
-        if self.bytes < 0 or sealed_size(self.bytes, header.chunk_bytes) != sealed_bytes:
+        plain_bytes = plain_size(sealed_bytes, header.chunk_bytes)
+        if plain_bytes is None:
             raise PackageError(Code.OUTPUT_TAMPERED, "a sealed output of an impossible length")
+        self.bytes: Size = plain_bytes
         self._cipher = header.cipher(private[:KEY_BYTES])
         self._header = header.encode()
         self.sealed_sha256: Digest | None = None
@@ -247,7 +277,7 @@ def open_output(stream: BinaryIO, key: RecipientKey, *, run_id: str, manifest_sh
         zero(private)
 
 
-def _fresh_key() -> bytearray:
+def fresh_key() -> bytearray:
     """Draw a key, or a salt, into memory that can be wiped: `os.urandom` would leave it in an immutable object."""
     key = bytearray(KEY_BYTES)
     source = os.open("/dev/urandom", os.O_RDONLY | os.O_CLOEXEC)

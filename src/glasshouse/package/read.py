@@ -9,10 +9,10 @@ from typing import BinaryIO
 from glasshouse.errors import Code, PackageError
 from glasshouse.package.grant import Grant, Resume
 from glasshouse.package.index import INDEX_ID, Entry, Index
-from glasshouse.package.layout import HEADER_BYTES, Header, asset_key, check_commitment, sealed_size
+from glasshouse.package.layout import HEADER_BYTES, Header, asset_key, check_commitment, plain_size, sealed_size
 from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.package.streams import AssetReader, Positioned, SealedAsset, size_of
-from glasshouse.wire.crypto import TAG_BYTES, sha256
+from glasshouse.wire.crypto import sha256
 
 
 class Package:
@@ -117,14 +117,13 @@ class Package:
 
     def _open_index(self, package_key: bytes | bytearray | memoryview, sealed: bytearray) -> bytearray:
         chunk_bytes = self.manifest.chunk_bytes
-        # The chunks' overhead follows from the plaintext's length, which is what is looked for.
-        chunks = -(-len(sealed) // (chunk_bytes + TAG_BYTES))
-        plain = bytearray(max(0, len(sealed) - chunks * TAG_BYTES))
-        if sealed_size(len(plain), chunk_bytes) != len(sealed):
+        size = plain_size(len(sealed), chunk_bytes)
+        if size is None:
             raise PackageError(Code.PACKAGE_TAMPERED, "a sealed index of an impossible length")
+        plain = bytearray(size)
         whole = Entry(id=INDEX_ID, path="", bytes=len(plain), digest=b"", offset=0)
         reader = self._reader(Positioned(io.BytesIO(sealed)), whole, package_key)
-        for chunk in range(chunks):
+        for chunk in range(reader.asset.chunks):
             at = chunk * chunk_bytes
             reader.open_chunk(chunk, memoryview(plain)[at : at + chunk_bytes])
         return plain

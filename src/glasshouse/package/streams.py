@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from glasshouse.errors import Code, PackageError
 from glasshouse.package.index import Entry
-from glasshouse.package.layout import chunk_count, stream_binding, stream_cipher, stream_nonce
+from glasshouse.package.layout import bound_cipher, chunk_count, stream_binding, stream_nonce
 from glasshouse.wire.crypto import TAG_BYTES, Suite, zero
 
 
@@ -143,9 +143,7 @@ class AssetReader:
     def __init__(self, asset: SealedAsset) -> None:
         self.asset = asset
         self.size = asset.size  # plaintext bytes
-        self._cipher = stream_cipher(
-            suite=asset.suite, key=asset.key, header_sha256=asset.header_sha256, asset_id=asset.entry.id
-        )
+        self._cipher = bound_cipher(suite=asset.suite, key=asset.key, binding=asset.associated_data)
         self._lock = allocate_lock()
         self._sealed = memoryview(bytearray(min(asset.size, asset.chunk_bytes) + TAG_BYTES))
         self._scratch: memoryview | None = None

@@ -173,7 +173,7 @@ def test_what_cannot_be_sealed_is_refused_before_a_byte_is_written(changes: dict
 def test_plaintext_and_key_are_wiped_when_an_output_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[bytearray] = []
     blocks: list[bytearray] = []
-    fresh, block = outputs._fresh_key, outputs.private_block
+    fresh, block = outputs.fresh_key, outputs.private_block
 
     def new_key() -> bytearray:
         keys.append(fresh())
@@ -183,7 +183,7 @@ def test_plaintext_and_key_are_wiped_when_an_output_is_finished(monkeypatch: pyt
         blocks.append(block(key, salt, name))
         return blocks[-1]
 
-    monkeypatch.setattr(outputs, "_fresh_key", new_key)
+    monkeypatch.setattr(outputs, "fresh_key", new_key)
     monkeypatch.setattr(outputs, "private_block", new_block)
     sealing = sealer(io.BytesIO())
     assert (keys[0], blocks) == (bytearray(32), [bytearray(320)])  # wiped before the first byte of plaintext

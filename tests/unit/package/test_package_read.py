@@ -124,7 +124,7 @@ def test_a_wrong_key_never_reaches_a_cipher(monkeypatch: pytest.MonkeyPatch) -> 
     def forbidden(**_: object) -> None:
         raise AssertionError("a cipher was made before the commitment was checked")
 
-    monkeypatch.setattr("glasshouse.package.streams.stream_cipher", forbidden)
+    monkeypatch.setattr("glasshouse.package.streams.bound_cipher", forbidden)
     for wrong in (fixed("wrong", 32), b"", KEY + b"\x00"):
         with pytest.raises(PackageError) as refusal:
             package.unlock(wrong)
