@@ -121,13 +121,14 @@ class Header:
         return self.assets_offset + self.assets_bytes
 
 
-def check_chunk_bytes(chunk_bytes: int) -> None:
-    """Refuse a chunk size that is not a power of two from 1 KiB to 16 MiB; raises `PackageError` (`package-limit`)."""
+def check_chunk_bytes(chunk_bytes: int) -> int:
+    """Return a chunk size; refuse what is no power of two from 1 KiB to 16 MiB (`PackageError`, `package-limit`)."""
     if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES or chunk_bytes & (chunk_bytes - 1):
         raise PackageError(
             Code.PACKAGE_LIMIT,
             f"a chunk size of {chunk_bytes}; it is a power of two from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}",
         )
+    return chunk_bytes
 
 
 def chunk_count(plain_bytes: int, chunk_bytes: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from glasshouse.errors import Code, FormatError, PackageError
-from glasshouse.package.checkpoints.resume_parts import ResumePart
+from glasshouse.package.grant import ResumePart
 from glasshouse.package.index import Entry, check_text
 from glasshouse.package.paths import check_path, check_paths
 from glasshouse.package.streams import AssetReader, Positioned, SealedAsset, as_bytes, write_all
@@ -92,7 +92,7 @@ class _PartChunks(SealedAsset):
     def __init__(self, source: Positioned, part: ResumePart) -> None:
         super().__init__(
             source,
-            Entry(id=0, path="", bytes=part.plain_bytes, digest=b"", offset=part.offset),
+            Entry(id=0, path="", bytes=part.bytes, digest=b"", offset=part.offset),
             version=0,
             suite=part.suite,
             chunk_bytes=part.chunk_bytes,

@@ -6,50 +6,12 @@ before any cipher has it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, TypeAlias
-
 from glasshouse.errors import Code, FormatError, PackageError
+from glasshouse.package.grant import ResumePart
 from glasshouse.package.layout import check_chunk_bytes, plain_size
-from glasshouse.wire.crypto import KEY_BYTES, RecipientKey, Suite, key_id, sha256
-from glasshouse.wire.group import MAX_RANKS
-from glasshouse.wire.lines.checkpoint import MAX_WORLD, CheckpointHeader, PartHeader, is_padded
+from glasshouse.wire.crypto import KEY_BYTES, RecipientKey, key_id, sha256
+from glasshouse.wire.lines.checkpoint import CheckpointHeader, PartHeader, is_padded
 from glasshouse.wire.lines.line_start import LineStart
-from glasshouse.wire.record import Record, Sha256, integer, items, octets
-
-Key: TypeAlias = Annotated[bytes, octets(KEY_BYTES)]  # within the record, `bytes` is a length
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResumePart(Record, name="grant.resume.parts"):
-    """What opens one rank's part. Holds a key: its repr does not show it."""
-
-    bytes: Annotated[int, integer(1)]  # of its chunks, as they are sealed
-    chunk_bytes: int  # plaintext bytes of a full chunk
-    front_sha256: Sha256  # what every chunk is bound to
-    key: Key = field(repr=False)
-    offset: int  # where its chunks begin in the file of this machine's parts
-    rank: Annotated[int, integer(0, MAX_WORLD - 1)]
-    suite: Suite
-
-    def __post_init__(self) -> None:
-        check_chunk_bytes(self.chunk_bytes)
-        if not is_padded(self.plain_bytes):
-            raise FormatError(Code.SCHEMA, "a part of a checkpoint of an impossible length")
-
-    @property
-    def plain_bytes(self) -> int:
-        """How long the plaintext is; 0 where no plaintext has that many sealed bytes."""
-        return plain_size(self.bytes, self.chunk_bytes) or 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resume(Record, name="grant.resume"):
-    """The parts of one machine's ranks, and where their training stood."""
-
-    parts: Annotated[tuple[ResumePart, ...], items(MAX_RANKS, min_items=1)]  # in order of rank
-    seq: Annotated[int, integer(1)]
-    step: int
 
 
 def open_header(
@@ -97,8 +59,11 @@ def unwrap(front: bytes, header: CheckpointHeader, key: RecipientKey, *, rank: i
         content = key.open(dict(part.recipients).get(key_id(key.public), b""), info=part.info)
         if part.rank != rank or len(content) != KEY_BYTES or part.commitment(content) != part.key_commitment:
             raise PackageError(Code.CHECKPOINT_TAMPERED, "a part of another rank, or with a key that is not its own")
+        size = plain_size(row.bytes - len(front), check_chunk_bytes(part.chunk_bytes))
+        if size is None or not is_padded(size):
+            raise PackageError(Code.CHECKPOINT_TAMPERED, "a part of an impossible length")
         return ResumePart(
-            bytes=row.bytes - len(front),
+            bytes=size,
             chunk_bytes=part.chunk_bytes,
             front_sha256=row.head_sha256,
             key=content,
