@@ -10,9 +10,23 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple, Protocol, Self
 
-from glasshouse.package.limits import DEFAULT_BYTES, MAX_BYTES, MAX_COUNT
+from glasshouse.errors import FormatError
+from glasshouse.package.limits import DEFAULT_BYTES, MAX_BYTES, MAX_COUNT, CheckpointLimits
 from glasshouse.wire.canonical import Json
-from glasshouse.workloads.job_keys import FLAG, Field, Rule, choice, declared, integer, needs, number, read, table, text
+from glasshouse.workloads.job_keys import (
+    FLAG,
+    Field,
+    Rule,
+    choice,
+    declared,
+    integer,
+    job_invalid,
+    needs,
+    number,
+    read,
+    table,
+    text,
+)
 
 COUNT = integer(1, 10**9)
 """Of steps or epochs."""
@@ -81,14 +95,21 @@ class Params:
     profile: Annotated[
         int | None, integer(1, 256), "How many steps after the warm-up of a measured job are profiled by phase."
     ] = None
+    # How often and how large checkpoints may be; in the job file a table of its own, sealed with the parameters.
+    checkpoints: CheckpointLimits | None = None
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """Check a table, as parsed from TOML or as `travelling` returned it; raises `UsageError` (`job-invalid`)."""
-        found = read(declared(cls), values, "params", rules=cls.RULES, elsewhere=cls.ELSEWHERE)
+        try:
+            checkpoints = CheckpointLimits.of(values)
+        except FormatError as error:
+            raise job_invalid(f"checkpoints: {error.message}") from None
+        own = {name: value for name, value in values.items() if name != "checkpoints"}
+        found = read(declared(cls), own, "params", rules=cls.RULES, elsewhere=cls.ELSEWHERE)
         if cls.TARGET and all(found[name] is None for name in cls.ENDS):
             found[cls.TARGET[0]] = cls.TARGET[1]
-        return cls(**found)
+        return cls(**found, checkpoints=checkpoints)
 
 
 @dataclass(frozen=True, kw_only=True)

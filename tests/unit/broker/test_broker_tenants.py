@@ -17,7 +17,7 @@ from glasshouse.broker.client.owner_client import OwnerClient, Reply
 from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError, UsageError, VerificationError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.owner_api import SignedPolicy
-from glasshouse.jobs.supervise.prepare import mint
+from glasshouse.jobs.supervise.launching import mint
 from glasshouse.package.layout import key_commitment
 from glasshouse.tamper.stage import Actor, Owner, clock_us
 from glasshouse.wire.canonical import Json, b64encode, encode
@@ -223,7 +223,7 @@ def test_a_looser_policy_that_was_moved_to_another_deployment_launches_nothing(g
 
     def minted(run_id: str) -> bytes:
         how = {"broker_url": gate.runtime_url, "place": "here"}
-        return mint(asked, alice.manifest, meant, strict, run_id, alice.delegation, None, **how)
+        return mint(asked, alice.manifest, meant, strict, run_id, alice.delegation, None, **how).launch
 
     assert LaunchFile.parse(minted(secrets.token_hex(16))).broker_public == gate.broker_public
     gate.edit(

@@ -9,11 +9,11 @@ import pytest
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.delegation import Delegation
-from glasshouse.jobs.supervise import prepare
+from glasshouse.jobs.supervise import launching
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
 
-OWNER, BROKER = SigningKey.generate(), SigningKey.generate()
+OWNER, BROKER, STORE = SigningKey.generate(), SigningKey.generate(), bytes(32)
 NOW_US = 1_900_000_000_000_000
 
 
@@ -30,9 +30,9 @@ class Keeps:
 
 
 def delegate(broker: Any, monkeypatch: pytest.MonkeyPatch) -> Delegation:
-    monkeypatch.setattr(prepare, "_now_us", lambda: NOW_US)
+    monkeypatch.setattr(launching, "now_us", lambda: NOW_US)
     identity: Any = SimpleNamespace(signing=OWNER)
-    signed = prepare._delegate(broker, identity, BROKER.public, not_after_us=NOW_US + 10**9)
+    signed = launching.delegate(broker, identity, BROKER.public, store=STORE, not_after_us=NOW_US + 10**9)
     return Delegation.from_envelope(signed, OWNER.public)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ GOOD = [
     LORA.replace("config:qwen2-tiny", "Qwen/Qwen2.5-0.5B"),
     MLP.replace("[params]", '[params]\ndata = "a.csv"\nlabel = "y"\nlearning_rate = "0.001"'),
     SCRIPT + 'max_duration = "90s"\nlease = "10m"\nvalid = "7d"\nreleases = 3\negress = ["group"]\n',
+    SCRIPT + "[checkpoints]\n",
+    LORA + '[checkpoints]\nevery = "90s"\nmost = 3\nbytes = 4096\nretries = 2\n',
     SCRIPT + '[package]\nsuite = "ChaCha20-Poly1305"\nchunk_bytes = 65536\nbackup = ["a.pub"]\nfollow_links = true\n',
 ]
 BAD = [
@@ -88,6 +90,10 @@ BAD = [
     SCRIPT + '[package]\nsuite = "DES"\n',
     SCRIPT + "[package]\nfollow_links = 1\n",
     SCRIPT + "[surprise]\n",
+    SCRIPT + "[checkpoints]\nevery = 600\n",
+    SCRIPT + "[checkpoints]\nbytes = 4095\n",
+    SCRIPT + "[checkpoints]\nretries = 101\n",
+    SCRIPT.replace("[params]", "[params]\ncheckpoints = {}"),
     LORA.replace('model = "config:qwen2-tiny"', ""),
     LORA.replace("config:qwen2-tiny", "config:gpt-9"),
     LORA.replace("config:qwen2-tiny", "a/b/c"),
@@ -132,6 +138,7 @@ def test_schema_and_validator_refuse_the_same_jobs(validator: Any, text: str) ->
     "text",
     [
         SCRIPT + 'lease = "100d"\n',
+        SCRIPT + '[checkpoints]\nevery = "9s"\n',
         LORA.replace("[params]", '[params]\nlearning_rate = "11"'),
         MLP.replace("epochs = 5", "epochs = 5.0"),
         SCRIPT.replace('"software"', '"tpm"'),
@@ -154,7 +161,7 @@ def test_the_examples_are_valid(validator: Any, path: Path) -> None:
 def test_every_parameter_is_declared_once(kind: str) -> None:
     names = [field.name for field in declared(registry.load(kind).Params)]
     assert len(set(names)) == len(names)
-    assert {field.name for field in fields(registry.load(kind).Params)} - {"env"} == set(names)
+    assert {field.name for field in fields(registry.load(kind).Params)} - {"checkpoints", "env"} == set(names)
 
 
 @pytest.mark.parametrize("kind", MODULES)
@@ -173,7 +180,11 @@ def test_a_new_job_file_seals_and_every_line_of_it_may_be_used(
     left_out = {"script": 'WANDB_MODE = "offline"'}.get(kind, "\0")
     filled = load_text(whole.replace(left_out, ""), job)
     assert filled.deployment == load(job).deployment
-    assert registry.parse(kind, filled.params) == registry.parse(kind, load(job).params)
+    read = registry.parse(kind, filled.params)
+    assert read.checkpoints is not None, (
+        "a table that is not there means that there are none, and an empty one does not"
+    )
+    assert replace(read, checkpoints=None) == registry.parse(kind, load(job).params)
     capsys.readouterr()
     assert cli.run(["new", kind]) == ExitCode.USAGE
     assert "--force replaces it" in capsys.readouterr().err

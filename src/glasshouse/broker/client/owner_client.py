@@ -165,6 +165,11 @@ class OwnerClient:
         """Return the key that the owner delegates to."""
         return b64decode(_member(self._ask("GET", "/v1/broker"), "broker_public", str))
 
+    def store_public(self) -> bytes | None:
+        """Return the key of its store of checkpoints, for the owner's delegation; None where it keeps none."""
+        answer = self._ask("GET", "/v1/broker")
+        return b64decode(_member(answer, "store_public", str)) if "store_public" in answer else None
+
     def put_delegation(self, delegation: Envelope, owner_public: bytes) -> int:
         """Give the broker the owner's signed delegation; return the serial of the one that it keeps: a newer stays."""
         request = DelegationRequest(delegation=delegation, owner=owner_public)

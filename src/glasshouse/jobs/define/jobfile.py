@@ -17,12 +17,14 @@ from glasshouse.attestation.policy import MAX_DURATION_S, MAX_LEASE_S, MAX_RELEA
 from glasshouse.attestation.roots.root_table import REACHABLE
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.define.private import ALWAYS_LEFT_OUT, Excluded
-from glasshouse.jobs.define.wanted import MACHINE, Deployment, Wanted, duration, wanted
+from glasshouse.jobs.define.wanted import MACHINE, MAX_RETRIES, Deployment, Wanted, duration, wanted
 from glasshouse.jobs.owner.home import read_bounded
 from glasshouse.package.layout import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from glasshouse.package.limits import DEFAULT_BYTES, LEAST_INTERVAL_S, MAX_BYTES, CheckpointLimits
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import Suite
 from glasshouse.wire.group import MAX_MACHINES, MAX_RANKS
+from glasshouse.wire.lines.checkpoint import MAX_WORLD
 from glasshouse.wire.policy import GROUP_EGRESS, RANKED, SCRIPT, WORKLOADS, Assurance, Floor, Profile
 from glasshouse.workloads.builtin.script import ENVIRONMENT
 from glasshouse.workloads.job_keys import (
@@ -70,6 +72,12 @@ _POLICY = (
         (),
     ),
 )
+_CHECKPOINTS = (
+    Field("every", duration(30 * 86400, least_s=LEAST_INTERVAL_S), "The least time between two.", 600),
+    Field("most", integer(1, 100_000), "How many a machine, or a group of them, may make.", 1000),
+    Field("bytes", integer(4096, MAX_BYTES), "How large one may be, of each rank.", DEFAULT_BYTES),
+    Field("retries", integer(0, MAX_RETRIES), "How many lost machines are replaced by the next; stays here.", 0),
+)
 _CHUNKS = tuple(1 << bit for bit in range(MIN_CHUNK_BYTES.bit_length() - 1, MAX_CHUNK_BYTES.bit_length()))
 _PACKAGE = (
     Field("suite", choice(*(suite.value for suite in Suite)), "The bulk cipher.", Suite.AES_256_GCM.value),
@@ -103,6 +111,13 @@ FIELDS = (
     Field("env", ENVIRONMENT, "Environment of a script, sealed; what the loader or Python obeys is refused.", {}),
     Field("policy", table(*_POLICY), "What a machine must show before it gets the key, and for how long."),
     Field("package", table(*_PACKAGE), "The sealed file itself.", {}),
+    Field(
+        "checkpoints",
+        table(*_CHECKPOINTS),
+        "Sealed checkpoints, by which the run goes on at another machine; without this table, even an empty one, there "
+        "are none.",
+        None,
+    ),
     Field("machine", table(*MACHINE), "The machine to run on, and what it may cost; stays here.", {}),
 )
 """Every key of a job file, but those of `[params]`, which the workload declares."""
@@ -146,12 +161,12 @@ def parse(data: bytes, *, folder: Path, default_name: str) -> Job:
         ) from None
     try:
         found = read(FIELDS, document, "")
-        params = _params(found["workload"], found["params"], found["env"])
+        params = _params(found["workload"], found["params"], found["env"], found["checkpoints"])
     except UsageError as error:
         raise UsageError(Code.JOB_INVALID, f"the job file's {error.message}", hint=error.hint) from None
     package = found["package"]
     Excluded(package["exclude"])
-    floor, deployment = _policy(found["policy"])
+    floor, deployment = _policy(found["policy"], found["checkpoints"])
     return Job(
         name=found["name"] or default_name,
         folder=folder,
@@ -188,7 +203,7 @@ def check_reachable(floor: Floor) -> None:
         )
 
 
-def _policy(policy: Mapping[str, Any]) -> tuple[Floor, Deployment]:
+def _policy(policy: Mapping[str, Any], checkpoints: Mapping[str, Any] | None) -> tuple[Floor, Deployment]:
     try:
         floor = Floor(
             assurance=Assurance(policy["assurance"]),
@@ -205,16 +220,23 @@ def _policy(policy: Mapping[str, Any]) -> tuple[Floor, Deployment]:
         releases=policy["releases"],
         valid_s=policy["valid"],
         reference=policy["reference"],
+        retries=0 if checkpoints is None else checkpoints["retries"],
     )
     return floor, deployment
 
 
-def _params(workload: str, params: dict[str, Any], env: Mapping[str, str]) -> dict[str, Json]:
-    if "env" in params:
-        raise invalid("params.env", "a table of its own: write [env]")
+def _params(
+    workload: str, params: dict[str, Any], env: Mapping[str, str], checkpoints: Mapping[str, Any] | None
+) -> dict[str, Json]:
+    if own := [name for name in ("checkpoints", "env") if name in params]:
+        raise invalid(f"params.{own[0]}", f"a table of its own: write [{own[0]}]")
     if env and workload != SCRIPT:
         raise invalid("env", "absent: it is for scripts, and this workload's settings are its [params]")
-    return canonical(workload, params | {"env": dict(env)} if env else params)
+    sealed: dict[str, Any] = {"env": dict(env)} if env else {}
+    if checkpoints is not None:
+        found = {"every_s": checkpoints["every"], "most": checkpoints["most"], "bytes": checkpoints["bytes"]}
+        sealed["checkpoints"] = CheckpointLimits(**found).to_json()
+    return canonical(workload, params | sealed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,6 +250,15 @@ class Ranks:
         for name, number, most in (("ranks", self.each, MAX_RANKS), ("machines", self.machines, MAX_MACHINES)):
             if not 1 <= number <= most:
                 raise UsageError(Code.USAGE, f"--{name} must be from 1 to {most}, not {number}")
+
+    def check_line(self) -> None:
+        """Refuse more ranks than a checkpoint has parts; raises `UsageError`."""
+        if self.each * self.machines > MAX_WORLD:
+            raise UsageError(
+                Code.USAGE,
+                f"a job with [checkpoints] runs in at most {MAX_WORLD} ranks, not {self.each * self.machines}",
+                hint="take fewer --ranks or --machines, or take [checkpoints] out",
+            )
 
     def check(self, workload: str, floor: Floor) -> None:
         """Refuse a workload of one process, or machines that may not talk to each other; raises `UsageError`."""

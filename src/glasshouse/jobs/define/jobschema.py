@@ -20,7 +20,7 @@ from glasshouse.workloads.job_keys import REQUIRED, Field, Rule, declared
 from glasshouse.workloads.registry import MODULES, load
 
 BEYOND = (
-    "the longest time of a duration",
+    "the shortest and the longest time of a duration",
     "the least and the largest of a number that is written as a text",
     "a whole number written as 5.0, which in JSON is 5",
     "levels and networks that this version cannot prove",

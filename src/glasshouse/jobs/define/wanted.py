@@ -5,9 +5,10 @@ None of it goes into the package: what a machine costs is between its owner and 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,20 +35,22 @@ def format_text(seconds: int) -> str:
     return f"{seconds // _UNITS[unit]}{unit}"
 
 
-def duration(limit_s: int) -> Kind:
-    """A length of time, as `90s`, `10m`, `2h` or `7d`: at most `limit_s` seconds."""
+def duration(limit_s: int, *, least_s: int = 1) -> Kind:
+    """A length of time, as `90s`, `10m`, `2h` or `7d`: from `least_s` to `limit_s` seconds."""
 
     def read(value: Any, _path: str) -> int:
         seconds = parse_s(value) if isinstance(value, str) else None
-        if seconds is None or seconds > limit_s:
+        if seconds is None or not least_s <= seconds <= limit_s:
             raise ValueError
         return seconds
 
-    allowed = f"a time: text such as '90s', '10m', '2h' or '7d', at most {limit_s // 3600}h"
+    least = "" if least_s == 1 else f"at least {least_s}s and "
+    allowed = f"a time: text such as '90s', '10m', '2h' or '7d', {least}at most {limit_s // 3600}h"
     return Kind(allowed, {"type": "string", "pattern": whole(_FORM)}, read, format_text)
 
 
 _MOST_S = 14 * 86400
+MAX_RETRIES = 100
 _USD = number(0.001, 100_000)
 MACHINE = (
     Field("on", text(max_chars=300), "Where it runs without `--on`: a provider, or a machine's name.", None),
@@ -113,6 +116,26 @@ class Wanted:
     cluster: Cluster  # of Slurm: which
     bundle: Path | None  # what Glasshouse is brought along as; None for one of this installation
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it as it is kept, with amounts of money as decimal text."""
+        value: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+        return value
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Wanted:
+        """Inverse of `to_json`; raises KeyError, TypeError, ValueError or ArithmeticError."""
+        options, caps, cluster = (dict(value[name]) for name in ("options", "caps", "cluster"))
+        most, usd, bundle = options["most_per_hour_usd"], caps["usd"], value["bundle"]
+        tuples = {name: tuple(options[name]) for name in ("gpu", "regions")}
+        return cls(
+            on=value["on"],
+            options=Options(**options | tuples | {"most_per_hour_usd": Decimal(most)}),
+            caps=Caps(**caps | {"usd": None if usd is None else Decimal(usd)}),
+            python=value["python"],
+            cluster=Cluster(**cluster | {"sbatch": tuple(cluster["sbatch"])}),
+            bundle=None if bundle is None else Path(bundle),
+        )
+
 
 def wanted(found: Mapping[str, Any], folder: Path) -> Wanted:
     """Return a job file's `[machine]`, with paths beside the job file."""
@@ -147,5 +170,6 @@ class Deployment(Record, name="deployment"):
     lease_s: int = 600  # a run without broker contact for so long is wiped
     releases: int = 1  # how many runtimes may be given the key
     valid_s: int = 24 * 3600  # for how long the broker may give it
+    retries: Annotated[int, LEFT_OUT] = 0  # how many lost machines of a line are replaced
     # Names of the installations that may be given the key; none for the one at hand alone.
     reference: Annotated[tuple[str, ...], items(MAX_REFERENCES, text_codec(64)), LEFT_OUT] = ()

@@ -224,6 +224,22 @@ class GateBroker:
         return False
 
 
+def check_keeps(home: Home, gate: str) -> None:
+    """Refuse a gate that keeps no checkpoints; raises `UsageError`, `PeerError`."""
+    if gate_named(home, gate).client().store_public() is None:
+        raise keeps_none(gate)
+
+
+def keeps_none(gate: str | None) -> UsageError:
+    """Return the error of a broker without a store for checkpoints."""
+    return UsageError(
+        Code.USAGE,
+        f"{'the broker here' if gate is None else f'the gate {gate}'} keeps no checkpoints, and the job has a table "
+        "[checkpoints]",
+        hint="name a gate that does (glasshouse broker serve --store DIR) with --gate, or take [checkpoints] out",
+    )
+
+
 def relay_of(home: Home, gate: str | None, run_id: str) -> RelayOrder | None:
     """Return where a runtime's keeper relays its calls; None for the embedded broker, which is called directly."""
     if gate is None:

@@ -8,6 +8,7 @@ runs/ID/            0700
   runtime.log       the agent's own words; nothing of the job's
   supervisor.log    a detached run's
   rental.json       what its rented machine cost, by the provider's word
+  terms.json        of a leg of a line: policy and machine for the legs after it
   order.json        what the runtime was started with; keeper.json: the process that stays with it; ended: its exit code
   machines/ID/      the same again, for each other machine of a group: this folder is machine 0's
 ```
@@ -50,10 +51,9 @@ _ID_CHARS = 32
 _Text: TypeAlias = Annotated[str, text(4096)]
 FilePath: TypeAlias = Annotated[Path, Codec(lambda value, where: Path(text(4096).read(value, where)), str)]
 # What records of earlier versions do not have.
-_LATER = dict.fromkeys(("blamed", "gate", "group", "max_output_bytes", "placed_us", "sent")) | {
-    "place": "local",
-    "placed": True,
-}
+_LATER = dict.fromkeys(
+    ("before", "blamed", "gate", "group", "leg", "line", "max_output_bytes", "placed_us", "sent")
+) | {"place": "local", "placed": True}
 _PIECE_BYTES = 1 << 20
 
 
@@ -98,6 +98,9 @@ class RunRecord(Record, name="run record"):
     sent: _Text | None = None  # what its package is called there; None where it is not sent
     max_output_bytes: int | None = None  # the most that its outputs may have together; None for a run on this machine
     gate: _Text | None = None  # the name of the gate that releases its key; None for the embedded broker
+    line: _Text | None = None  # the id of the line that it is a leg of, hex; None for a run without checkpoints
+    leg: int | None = None  # which
+    before: _Text | None = None  # the run that was the leg before; None for the first
 
     @property
     def alive(self) -> bool:
@@ -124,6 +127,7 @@ class RunFolder:
         self.runtime_log = path / "runtime.log"
         self.supervisor_log = path / "supervisor.log"
         self.rental = path / "rental.json"
+        self.terms = path / "terms.json"
         self._record = path / "run.json"
         self._machines = path / "machines"
 

@@ -34,7 +34,7 @@ from glasshouse.jobs.places.rental_watch import watched
 from glasshouse.jobs.places.rented_machine import RentalListener
 from glasshouse.jobs.supervise.control import detach
 from glasshouse.jobs.supervise.follow import Watcher
-from glasshouse.jobs.supervise.prepare import Prepared, prepare
+from glasshouse.jobs.supervise.prepare import Prepared, check_line, prepare
 from glasshouse.jobs.supervise.supervision import Broker, Ended, run_here, settled
 from glasshouse.providers.place.base import Place
 from glasshouse.providers.rental.known import PROVIDERS
@@ -149,6 +149,8 @@ def run_job(request: RunRequest, *, home: Home, identity: Identity, listener: Li
     SIGINT, SIGTERM and SIGHUP stop it, where this is the main thread. Raises `GlasshouseError` as `seal`, `prepare`,
     `Renting` and `run_here` do; `interrupted` before a runtime was placed.
     """
+    if request.job is not None and "checkpoints" in request.job.params:
+        check_line(home, request.gate, request.ranks)
     rents = Renting.of(request, home)
     where = _places(request, home) if rents is None else []
     for line in () if request.job is None else script_warnings(request.job):
@@ -180,6 +182,8 @@ def run_job(request: RunRequest, *, home: Home, identity: Identity, listener: Li
                             places=where,
                             gate=gate,
                             ranks=request.ranks,
+                            machine=None if request.job is None else request.job.machine,
+                            accept=request.accept,
                             sending=listener.sending,
                         )
                     cost = rented_machine.cost_so_far(home, folder)
