@@ -152,7 +152,7 @@ def test_a_gate_that_keeps_no_checkpoints_launches_nothing(home: Home, owner: Id
 
 
 @pytest.mark.parametrize(
-    "told", [{"leg": 2}, {"seq": 1, "checkpoint": bytes(32), "leg": 2}, {"rewind": True, "leg": 2}], ids=range(3)
+    "told", [{"leg": 2}, {"seq": 1, "checkpoint": bytes(32), "leg": 2}, {"rewind": True, "counted": 1, "leg": 2}], ids=range(3)
 )
 def test_a_token_of_another_leg_than_was_asked_for_starts_nothing(
     home: Home, owner: Identity, package: Path, gate: LineGate, told: dict[str, Any]
