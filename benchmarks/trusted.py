@@ -33,9 +33,9 @@ class Tier:
 
 
 TIERS = (
-    # A twentieth is what opens the checkpoint that a leg of a line goes on from: the key for it is made of the package
-    # key, so no other process may.
-    Tier(held="the package key (custodian)", roots=("glasshouse.custodian.__main__",), ceiling=1860),
+    # An eighth is for lines: the key of their checkpoints is made of the package key, and a release opens beside one
+    # checkpoint alone, so that no other process may open either.
+    Tier(held="the package key (custodian)", roots=("glasshouse.custodian.__main__",), ceiling=2057),
     Tier(held="a run's other keys (agent)", roots=("glasshouse.runtime.__main__",), ceiling=9456),
     Tier(
         held="plaintext and asset keys (worker)",

@@ -25,6 +25,8 @@ class PatternKind(IntEnum):
     ASSET_KEY = 2
     HPKE_PRIVATE = 3
     GROUP_SECRET = 4
+    RESUME_PRIVATE = 5
+    CONTENT_KEY = 6
 
 
 def region_bytes(patterns: int) -> int:

@@ -9,7 +9,8 @@ import site
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import cryptography
@@ -17,6 +18,7 @@ import pytest
 
 import glasshouse
 from benchmarks.trusted import TIERS, closure
+from glasshouse.custodian.exchange import Request
 from glasshouse.errors import Code, InternalError, PlatformError
 from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.keys.custodian import PROGRAM, Custodian, Regions
@@ -54,6 +56,8 @@ while os.path.exists(__file__ + ".wait"):
 runpy.run_path({PROGRAM!r}, run_name="custodian")["main"]()
 """
 
+NO_RELEASE = Request(deployment="00" * 16, group=None, info=b"", line=None, manifest_sha256=bytes(32), sealed_key=b"")
+
 
 @pytest.fixture
 def package(tmp_path: Path) -> OwnersPackage:
@@ -62,8 +66,7 @@ def package(tmp_path: Path) -> OwnersPackage:
 
 @contextmanager
 def custodian(package: OwnersPackage, program: str = PROGRAM) -> Iterator[Custodian]:
-    regions = Regions.for_package(package.manifest)
-    with package.path.open("rb", buffering=0) as stream:
+    with package.path.open("rb", buffering=0) as stream, closing(Regions.for_package(package.manifest)) as regions:
         started = Custodian.start(
             Loop(), stream.fileno(), regions, pycache_prefix=sys.pycache_prefix or "", program=program
         )
@@ -71,7 +74,6 @@ def custodian(package: OwnersPackage, program: str = PROGRAM) -> Iterator[Custod
             yield started
         finally:
             started.dismiss()
-            regions.close()
 
 
 def written(tmp_path: Path, program: str) -> str:
@@ -123,8 +125,8 @@ def test_nothing_secret_is_on_its_command_line_or_in_its_environment(
 
 
 def test_it_holds_no_descriptor_but_those_that_it_was_given(listed: dict[str, dict[str, str]]) -> None:
-    # With one for each of the two regions, another for its mapping, and the one that listed them.
-    assert list(map(int, listed["open"])) == list(range(5 + 2 + 2 + 1))
+    # With one for each of the two regions, another for its mapping, that of a checkpoint, and the one that listed them.
+    assert list(map(int, listed["open"])) == list(range(5 + 2 + 2 + 1 + 1))
 
 
 def test_its_memory_is_locked_where_the_limit_allows(listed: dict[str, dict[str, str]]) -> None:
@@ -242,7 +244,7 @@ def test_the_signals_that_end_a_run_do_not_end_it(package: OwnersPackage) -> Non
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             os.kill(started.pid, number)
         with pytest.raises(Exception, match="not the key of this package"):
-            started.open(sealed_key=bytes(1200), info=b"", manifest_sha256=package.manifest.sha256)
+            started.open(replace(NO_RELEASE, sealed_key=bytes(1200), manifest_sha256=package.manifest.sha256))
 
 
 def test_where_no_program_can_be_executed_there_is_no_run(
@@ -282,7 +284,7 @@ def test_an_answer_that_is_none_is_an_error_of_ours(tmp_path: Path, package: Own
     with custodian(package, written(tmp_path, program)) as started:
         started.public()
         with pytest.raises(InternalError):
-            started.open(sealed_key=b"", info=b"", manifest_sha256=bytes(32))
+            started.open(NO_RELEASE)
 
 
 @pytest.mark.parametrize("moment", ["at once", "before its fork", "with its key"])

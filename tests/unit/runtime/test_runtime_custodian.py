@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -18,50 +16,12 @@ from glasshouse.package.content import granted_asset
 from glasshouse.package.grant import Grant
 from glasshouse.package.limits import OutputLimits
 from glasshouse.package.streams import AssetReader, Positioned
-from glasshouse.runtime.keys.custodian import PROGRAM, Custodian, Regions
-from glasshouse.runtime.loop import Loop
-from glasshouse.wire.crypto import hpke_seal
 from glasshouse.wire.group import Group
 from tools import custodian_with_known_key
+from tools.custodian_bench import CustodianBench
 from tools.runtime_package import OwnersPackage, seal
 
-INFO = b"what the release is bound to"
 FILES = {"a-empty": b"", "b-tiny": b"nineteen bytes here", "data.bin": secrets.token_bytes(200_000)}
-
-
-class Bench:
-    """An agent's view of one custodian."""
-
-    def __init__(self, package: OwnersPackage, program: str = PROGRAM) -> None:
-        self.package = package
-        self.loop = Loop()
-        self.stream = package.path.open("rb", buffering=0)
-        self.regions = Regions.for_package(package.manifest)
-        self.custodian = Custodian.start(
-            self.loop, self.stream.fileno(), self.regions, pycache_prefix=sys.pycache_prefix or "", program=program
-        )
-
-    @cached_property
-    def public(self) -> bytes:
-        return self.custodian.public()
-
-    def open(
-        self,
-        package_key: bytes | None = None,
-        *,
-        info: bytes = INFO,
-        manifest: bytes | None = None,
-        group: Group | None = None,
-    ) -> Opened:
-        sealed = hpke_seal(package_key or self.package.key, recipient=self.public, info=INFO)
-        return self.custodian.open(
-            sealed_key=sealed, info=info, manifest_sha256=manifest or self.package.manifest.sha256, group=group
-        )
-
-    def close(self) -> None:
-        self.custodian.dismiss()
-        self.stream.close()
-        self.regions.close()
 
 
 @pytest.fixture
@@ -70,14 +30,16 @@ def package(tmp_path: Path) -> OwnersPackage:
 
 
 @pytest.fixture
-def bench(package: OwnersPackage) -> Iterator[Bench]:
-    bench = Bench(package)
+def bench(package: OwnersPackage) -> Iterator[CustodianBench]:
+    bench = CustodianBench(package)
     yield bench
     bench.close()
 
 
 def test_the_agent_learns_what_the_job_may_return_from_the_sealed_index(tmp_path: Path) -> None:
-    limited = Bench(seal(tmp_path / "limited.sealed", FILES, job={"max_outputs": 3, "max_output_bytes": 1 << 20}))
+    limited = CustodianBench(
+        seal(tmp_path / "limited.sealed", FILES, job={"max_outputs": 3, "max_output_bytes": 1 << 20})
+    )
     try:
         assert limited.open().limits == OutputLimits(count=3, bytes=1 << 20)
     finally:
@@ -85,7 +47,7 @@ def test_the_agent_learns_what_the_job_may_return_from_the_sealed_index(tmp_path
 
 
 def test_a_package_with_a_limit_that_is_none_does_not_open(tmp_path: Path) -> None:
-    beyond = Bench(seal(tmp_path / "beyond.sealed", FILES, job={"max_outputs": 257}))
+    beyond = CustodianBench(seal(tmp_path / "beyond.sealed", FILES, job={"max_outputs": 257}))
     try:
         with pytest.raises(PackageError):
             beyond.open()
@@ -93,7 +55,7 @@ def test_a_package_with_a_limit_that_is_none_does_not_open(tmp_path: Path) -> No
         beyond.close()
 
 
-def test_the_worker_gets_the_asset_keys_and_nothing_else(bench: Bench) -> None:
+def test_the_worker_gets_the_asset_keys_and_nothing_else(bench: CustodianBench) -> None:
     assert bench.open() == Opened(assets=3, patterns=3 + 1 + 3 + 3, max_outputs=256, max_output_bytes=64 << 30)
     granted = Grant.parse(bench.regions.grant.view)
     assert granted.job == {"entry": "train.py"}
@@ -105,7 +67,7 @@ def test_the_worker_gets_the_asset_keys_and_nothing_else(bench: Bench) -> None:
 
 
 def test_the_patterns_are_the_keys_and_three_windows_of_every_asset(package: OwnersPackage) -> None:
-    bench = Bench(package, custodian_with_known_key.__file__)
+    bench = CustodianBench(package, custodian_with_known_key.__file__)
     bench.open()
     found: dict[PatternKind, list[bytes]] = {kind: [] for kind in PatternKind}
     for kind, window in ResiduePatterns(bench.regions.patterns.view):
@@ -122,7 +84,7 @@ def test_the_patterns_are_the_keys_and_three_windows_of_every_asset(package: Own
 GROUP = Group(id=bytes(range(32)), machines=1, machine=0, ranks=4)
 
 
-def test_the_group_secret_of_ranks_is_derived_here_granted_and_searched_for_at_the_end(bench: Bench) -> None:
+def test_the_group_secret_of_ranks_is_derived_here_granted_and_searched_for_at_the_end(bench: CustodianBench) -> None:
     assert bench.open(group=GROUP).patterns == 3 + 1 + 1 + 3 + 3
     granted = Grant.parse(bench.regions.grant.view)
     assert granted.group_secret == GROUP.secret(bench.package.key)
@@ -131,19 +93,19 @@ def test_the_group_secret_of_ranks_is_derived_here_granted_and_searched_for_at_t
     assert bench.package.key not in bytes(bench.regions.grant.view)
 
 
-def test_a_run_in_one_process_has_no_group_secret(bench: Bench) -> None:
+def test_a_run_in_one_process_has_no_group_secret(bench: CustodianBench) -> None:
     bench.open()
     assert Grant.parse(bench.regions.grant.view).group_secret is None
     assert PatternKind.GROUP_SECRET not in [kind for kind, _ in ResiduePatterns(bench.regions.patterns.view)]
 
 
-def test_a_run_that_is_refused_still_has_its_private_key_to_look_for(bench: Bench) -> None:
+def test_a_run_that_is_refused_still_has_its_private_key_to_look_for(bench: CustodianBench) -> None:
     bench.custodian.public()
     kinds = [kind for kind, _ in ResiduePatterns(bench.regions.patterns.view)]
     assert kinds == [PatternKind.HPKE_PRIVATE] * 3
 
 
-def test_it_is_gone_and_reaped_when_the_release_is_open(bench: Bench) -> None:
+def test_it_is_gone_and_reaped_when_the_release_is_open(bench: CustodianBench) -> None:
     assert bench.public
     pid = bench.custodian.pid
     bench.open()
@@ -161,7 +123,7 @@ def test_it_is_gone_and_reaped_when_the_release_is_open(bench: Bench) -> None:
     ids=["the key of another package", "a release for other evidence", "a package that changed"],
 )
 def test_a_release_that_does_not_fit_leaves_nothing(
-    bench: Bench, spoil: dict[str, bytes], error: type[GlasshouseError], code: Code
+    bench: CustodianBench, spoil: dict[str, bytes], error: type[GlasshouseError], code: Code
 ) -> None:
     with pytest.raises(error) as caught:
         bench.open(**spoil)  # type: ignore[arg-type]
@@ -173,7 +135,7 @@ def test_an_asset_that_was_altered_is_found_before_the_worker_gets_a_key(package
     sealed = bytearray(package.path.read_bytes())
     sealed[-10] ^= 1
     package.path.write_bytes(sealed)
-    bench = Bench(package)
+    bench = CustodianBench(package)
     with pytest.raises(PackageError) as caught:
         bench.open()
     assert caught.value.code is Code.PACKAGE_TAMPERED
@@ -181,16 +143,16 @@ def test_an_asset_that_was_altered_is_found_before_the_worker_gets_a_key(package
     bench.close()
 
 
-def test_a_custodian_that_dies_is_an_error_of_ours(bench: Bench) -> None:
-    bench.custodian.public()
+def test_a_custodian_that_dies_is_an_error_of_ours(bench: CustodianBench) -> None:
+    assert bench.public
     os.kill(bench.custodian.pid, 9)
     with pytest.raises(InternalError):
-        bench.custodian.open(sealed_key=b"", info=b"", manifest_sha256=bytes(32))
+        bench.open()
 
 
-def test_it_writes_to_no_terminal_and_keeps_no_descriptor_of_the_agents(bench: Bench) -> None:
+def test_it_writes_to_no_terminal_and_keeps_no_descriptor_of_the_agents(bench: CustodianBench) -> None:
     extra = os.open(os.devnull, os.O_RDONLY)
-    second = Bench(bench.package)
+    second = CustodianBench(bench.package)
     second.custodian.public()
     names = {str(entry.readlink()) for entry in Path(f"/proc/{second.custodian.pid}/fd").iterdir()}
     os.close(extra)
@@ -207,7 +169,7 @@ def test_it_writes_to_no_terminal_and_keeps_no_descriptor_of_the_agents(bench: B
 
 def test_text_that_every_process_holds_is_no_pattern(tmp_path: Path) -> None:
     package = seal(tmp_path / "zeros.sealed", {"zeros": bytes(100_000)})
-    bench = Bench(package)
+    bench = CustodianBench(package)
     bench.open()
     kinds = [kind for kind, _ in ResiduePatterns(bench.regions.patterns.view)]
     bench.close()

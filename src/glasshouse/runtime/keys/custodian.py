@@ -9,19 +9,20 @@ import socket
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import BinaryIO
 
 from glasshouse import custodian
 from glasshouse.custodian.exchange import ANSWER, MAX_PACKET_BYTES, PID_BYTES, Failed, Opened, Request
 from glasshouse.custodian.residue_patterns import region_bytes
 from glasshouse.errors import Code, FormatError, GlasshouseError, InternalError, PackageError, PeerError, PlatformError
+from glasshouse.package.grant import RESUME_PART_BYTES
 from glasshouse.package.manifest import Manifest
 from glasshouse.runtime.kernel import PR_SET_CHILD_SUBREAPER, REAL, end_child
-from glasshouse.runtime.keys.secret_memory import SecretMemory
+from glasshouse.runtime.keys.secret_memory import SecretMemory, plain_memory
 from glasshouse.runtime.loop import Loop
 from glasshouse.runtime.spawn import library_path, spawn
 from glasshouse.wire.canonical import decode
 from glasshouse.wire.crypto import HPKE_PUBLIC_BYTES
-from glasshouse.wire.group import Group
 
 PROGRAM = os.path.join(os.path.dirname(custodian.__file__), "__main__.py")  # noqa: PTH118, PTH120 - slow to import
 PATIENCE_S = 120.0
@@ -33,26 +34,32 @@ _PACKAGES = ("_cffi_backend", "cryptography")
 _BLOCKED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 # An entry of the index takes at least this many bytes, and grows by at most as many in the grant.
 _ENTRY_BYTES = 92
-_KEY_PATTERNS = 1 + 3 + 1
+# The package key, the group secret, two HPKE private keys.
+_KEY_PATTERNS = 1 + 1 + 2 * 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regions:
     """The secret memory of a run, which the custodian fills: patterns for the probes, and the grant for the worker.
 
-    The grant is the asset keys, and the group secret of a job with ranks.
+    The grant is the asset keys, the group secret of a job with ranks, and the keys of the checkpoint that a leg goes on
+    from. What the custodian reads of that one is in `checkpoint`, a file in memory; it is no secret.
     """
 
     grant: SecretMemory
     patterns: SecretMemory
+    checkpoint: BinaryIO
 
     @classmethod
-    def for_package(cls, manifest: Manifest) -> Regions:
+    def for_package(cls, manifest: Manifest, *, ranks: int = 1) -> Regions:
         """Return regions that are large enough whatever the sealed index holds; raises `PlatformError`."""
         entries = manifest.index_bytes // _ENTRY_BYTES + 1
-        patterns = SecretMemory(region_bytes(4 * entries + _KEY_PATTERNS))
+        patterns = SecretMemory(region_bytes(4 * entries + _KEY_PATTERNS + ranks))
         try:
-            return cls(grant=SecretMemory(4096 + 2 * manifest.index_bytes + entries * 40), patterns=patterns)
+            size = 4096 + 2 * manifest.index_bytes + entries * 40 + ranks * RESUME_PART_BYTES
+            return cls(
+                grant=SecretMemory(size), patterns=patterns, checkpoint=os.fdopen(plain_memory(), "wb", buffering=0)
+            )
         except GlasshouseError:
             patterns.close()
             raise
@@ -63,9 +70,10 @@ class Regions:
         self.patterns.wipe()
 
     def close(self) -> None:
-        """Wipe both and give them back."""
+        """Wipe both and give all back."""
         self.grant.close()
         self.patterns.close()
+        self.checkpoint.close()
 
 
 class Custodian:
@@ -120,15 +128,14 @@ class Custodian:
             raise InternalError(Code.INTERNAL, "the custodian sent no public key")
         return public
 
-    def open(self, *, sealed_key: bytes, info: bytes, manifest_sha256: bytes, group: Group | None = None) -> Opened:
-        """Have the release opened (see `Request`), and wait until the custodian is gone.
+    def open(self, request: Request) -> Opened:
+        """Have the release opened, and wait until the custodian is gone.
 
         Raises:
             PeerError: `release-invalid`: what was released does not open, or is not this package's key.
-            PackageError: the package is not what its owner sealed.
+            PackageError: the package is not what its owner sealed, or the checkpoint not what was counted.
             InternalError: the custodian died.
         """
-        request = Request(group=group, info=info, manifest_sha256=manifest_sha256, sealed_key=sealed_key)
         try:
             self._socket.sendall(request.encode())
         except OSError:
@@ -191,7 +198,9 @@ class Custodian:
         regions, self._regions = self._regions, None
         if regions is not None:
             with contextlib.suppress(OSError):  # its end is noticed by the end of file
-                socket.send_fds(self._socket, [b"\0"], [regions.grant.fd, regions.patterns.fd])
+                socket.send_fds(
+                    self._socket, [b"\0"], [regions.grant.fd, regions.patterns.fd, regions.checkpoint.fileno()]
+                )
 
 
 def _gone() -> InternalError:
@@ -202,6 +211,8 @@ def _explained(code: Code) -> GlasshouseError:
     if code in (Code.SIGNATURE, Code.KEY_COMMITMENT):
         # The seal or the key inside it is wrong: the broker's doing, not the package's.
         return PeerError(Code.RELEASE_INVALID, "what the broker released is not the key of this package")
+    if code in (Code.CHECKPOINT_TAMPERED, Code.CHECKPOINT_FOREIGN):
+        return PackageError(code, "the checkpoint does not open as the one that was released")
     if code is Code.INTERNAL:
         return InternalError(code, "the custodian failed")
     return PackageError(code, "the package does not open as its owner sealed it")

@@ -33,7 +33,7 @@ class SecretMemory:
         try:
             self.fd, secret = kernel.memfd_secret(), True
         except KernelError:
-            self.fd, secret = _plain_memory(), False
+            self.fd, secret = plain_memory(), False
         try:
             os.ftruncate(self.fd, size)
             if not secret:
@@ -100,7 +100,8 @@ class SecretMemory:
         return SecretMemoryKind.LOCKED
 
 
-def _plain_memory() -> int:
+def plain_memory() -> int:
+    """Return the descriptor of an empty file in memory; raises `PlatformError`: `platform-unsupported`."""
     try:
         return os.memfd_create("glasshouse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:

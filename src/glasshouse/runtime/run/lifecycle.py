@@ -16,6 +16,7 @@ from glasshouse.attestation.claims import Claims, HardeningReport, anti_debug, c
 from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.attestation.measurements.measurement import measure_environment, measure_runtime
 from glasshouse.attestation.roots.appraised import Blob
+from glasshouse.custodian.exchange import Request
 from glasshouse.custodian.residue_patterns import ResiduePatterns
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.evidence.events import EventType
@@ -228,7 +229,14 @@ def _open(run: Run, identity: RunIdentity, manifest: Manifest) -> None:
     group, relay = identity.token.group, run.processes.relay
     with run.times.step("release"):
         opened = have(run.processes.custodian).open(
-            sealed_key=release.sealed_key, info=release.info, manifest_sha256=manifest.sha256, group=group
+            Request(
+                deployment=identity.token.deployment,
+                group=group,
+                info=release.info,
+                line=release.ear.line,
+                manifest_sha256=manifest.sha256,
+                sealed_key=release.sealed_key,
+            )
         )
         _drop_public_text(run)
     run.enter(State.RELEASED)

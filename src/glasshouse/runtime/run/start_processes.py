@@ -234,7 +234,7 @@ def _start(found: Processes, options: AgentOptions, loop: Loop, custodian: str |
         found.relay = relay.start(options.peers)
     from glasshouse.runtime.keys.custodian import PROGRAM, Custodian, Regions
 
-    found.regions = Regions.for_package(manifest)
+    found.regions = Regions.for_package(manifest, ranks=options.ranks or 1)
     found.custodian = Custodian.start(loop, package, found.regions, pycache_prefix=prefix, program=custodian or PROGRAM)
 
 
