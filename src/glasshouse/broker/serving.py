@@ -28,6 +28,7 @@ from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.decide.group_release import ReleaseRequests
 from glasshouse.broker.decide.groups import GroupRequests
 from glasshouse.broker.decide.key_release import ReleaseGate
+from glasshouse.broker.decide.lines.leg_launch import catch_up
 from glasshouse.broker.decide.owner_requests import OwnerRequests
 from glasshouse.broker.decide.owner_views import OwnerViews
 from glasshouse.broker.decide.stored_files import RunStore
@@ -47,6 +48,7 @@ from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, TlsProtoco
 from glasshouse.broker.http_api import BrokerReady, GateReady
 from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.broker.store.database import BrokerState, GroupCommit
+from glasshouse.broker.store.line_rows import NOTHING_KEPT, LineMemory
 from glasshouse.broker.store.quota import Quota
 from glasshouse.errors import GlasshouseError
 from glasshouse.evidence.bundle import MAX_SUBMISSION_BYTES as MAX_RECEIPT_BYTES
@@ -73,6 +75,7 @@ def create_apps(
     owners: tuple[bytes, ...] = (),
     keeps: RunStore | None = None,
     quota: Quota | None = None,
+    memory: LineMemory = NOTHING_KEPT,
 ) -> Apps:
     """Return the applications over one opened broker.
 
@@ -80,13 +83,15 @@ def create_apps(
         executor: where decisions are made, and what answers wait for: a `GroupCommit` once the broker serves.
         owners: public signing keys of those who are enrolled: they alone may call over the network.
         keeps: what runs leave, at a gate that stores that.
+        memory: what is kept of lines beside the database, at a gate that stores checkpoints.
     """
+    catch_up(broker, memory)
     quota = quota or Quota()
     reports = Countersigner(broker)
     runtime, owner, gate, pace = bare_app(), bare_app(), bare_app(), Pace(broker.clock_us)
     for path, reader, body_bytes in (
         ("/v1/challenge", ChallengeIssuer(broker, limits or GateLimits()).challenge, MAX_REQUEST_BYTES),
-        ("/v1/evidence", ReleaseGate(broker).evidence, MAX_EVIDENCE_BYTES),
+        ("/v1/evidence", ReleaseGate(broker, memory).evidence, MAX_EVIDENCE_BYTES),
         ("/v1/release", ReleaseRequests(broker).ask, MAX_RELEASE_REQUEST_BYTES),
         ("/v1/heads", reports.heads, MAX_HEADS_BYTES),
         ("/v1/receipt", reports.receipt, MAX_RECEIPT_BYTES),
@@ -101,7 +106,7 @@ def create_apps(
     add_route(owner, OwnerCall("GET", "/v1/broker", lambda *_: views.identity()), executor=executor)
     add_route(owner, OwnerCall("GET", "/metrics", views.metrics), executor=executor)
     admission = Admission(broker, owners, in_flight=quota.in_flight)
-    for call in _owner_calls(broker, views, quota, keeps):
+    for call in _owner_calls(broker, views, quota, keeps, memory):
         add_route(owner, call, executor=executor)
         add_signed_route(gate, call, executor=executor, admission=admission)
     add_open_route(gate, "/v1/broker", views.identity)
@@ -109,9 +114,11 @@ def create_apps(
     return Apps(runtime=runtime, owner=owner, gate=gate)
 
 
-def _owner_calls(broker: BrokerState, views: OwnerViews, quota: Quota, keeps: RunStore | None) -> Iterator[OwnerCall]:
+def _owner_calls(
+    broker: BrokerState, views: OwnerViews, quota: Quota, keeps: RunStore | None, memory: LineMemory
+) -> Iterator[OwnerCall]:
     """Yield the calls of an owner, on the Unix socket and over the network."""
-    requests, groups = OwnerRequests(broker, quota), GroupRequests(broker, quota)
+    requests, groups = OwnerRequests(broker, quota, memory), GroupRequests(broker, quota)
     yield OwnerCall("PUT", "/v1/delegation", requests.put_delegation)
     yield OwnerCall("POST", "/v1/deployments", requests.add_deployment)
     yield OwnerCall("GET", "/v1/deployments/{deployment}", views.deployment)

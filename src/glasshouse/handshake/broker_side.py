@@ -23,6 +23,7 @@ from glasshouse.errors import Code
 from glasshouse.handshake.messages import PACKAGE_KEY_BYTES, Challenge, ReleaseMessage, release_info
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord, check_3_token
 from glasshouse.wire.crypto import SigningKey, hpke_seal
+from glasshouse.wire.lines.line_start import LineStart
 
 EAR_GRACE_S = 3600
 """Beyond the longest run and its lease: time to seal, wipe and have the receipt countersigned."""
@@ -155,10 +156,14 @@ def build_release(
     challenge: Challenge,
     record: DeploymentRecord,
     now_us: int,
+    line: LineStart | None = None,
 ) -> bytes:
     """Return the release message: an EAR, and the package key sealed to the attested HPKE key.
 
     The answer may be stored and sent again: only the attested runtime opens it.
+
+    Args:
+        line: the leg, with the holder of the one before; None for a run of no line.
     """
     if len(package_key) != PACKAGE_KEY_BYTES:
         raise ValueError("a package key is 32 bytes")
@@ -181,6 +186,7 @@ def build_release(
         vector=appraisal.root.vector,
         lease_s=policy.lease_s,
         max_duration_s=policy.max_duration_s,
+        line=line,
     ).issue(broker_key)
     info = release_info(
         challenge=challenge.encode(),
@@ -188,6 +194,7 @@ def build_release(
         ear=ear,
         floor_sha256=record.floor_sha256,
         policy_sha256=record.policy_sha256,
+        line=line,
     )
     sealed = hpke_seal(package_key, recipient=claims.hpke_public, info=info)
     return ReleaseMessage(ear=ear, sealed_key=sealed).encode()

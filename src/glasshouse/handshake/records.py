@@ -25,9 +25,10 @@ from glasshouse.handshake.messages import (
     ChallengeRequest,
     ReleaseRequest,
 )
-from glasshouse.wire.crypto import key_id
+from glasshouse.wire.crypto import key_id, sha256
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import Group
+from glasshouse.wire.lines.line_start import LineStart
 from glasshouse.wire.policy import Floor
 
 _CODES = {
@@ -83,6 +84,7 @@ class LaunchRecord:
     expires_us: int  # the end of the token's validity
     created_us: int = 0  # when it was recorded; nothing of it is dated before
     group: Group | None = None  # its place among the machines of one group; None for an ordinary run
+    line: LineStart | None = None  # the leg that it begins, as its token has it; None for a run of no line
 
 
 class GroupState(StrEnum):
@@ -205,6 +207,7 @@ def _check_records(token: TokenClaims, *, record: DeploymentRecord, launch: Laun
         ("floor", record.floor_sha256.hex(), token.floor_sha256.hex()),
         ("policy", record.policy_sha256.hex(), token.policy_sha256.hex()),
         ("group", _group_text(launch.group), _group_text(token.group)),
+        ("leg of a line", _line_text(launch.line), _line_text(token.line)),
     ):
         check_same("3", Code.TOKEN_CLAIM, f"a token for another {what}", expected, actual)
 
@@ -231,6 +234,12 @@ def _group_text(group: Group | None) -> str:
     if group is None:
         return "none"
     return f"machine {group.machine} of {group.machines}, {group.ranks} ranks each, in {group.id.hex()}"
+
+
+def _line_text(line: LineStart | None) -> str:
+    if line is None:
+        return "none"
+    return f"leg {line.leg} from checkpoint {line.seq} of {line.counted or line.seq}, {sha256(line.encode()).hex()}"
 
 
 def check_14_group(group: GroupRecord) -> None:

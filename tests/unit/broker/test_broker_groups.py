@@ -400,11 +400,11 @@ def defect(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Release]]:
     """A broker that fails between the first release of a group and the second."""
     written: list[Release] = []
 
-    def failing(connection: Connection, record: Any, release: Release, now_us: int) -> None:
+    def failing(broker: Any, connection: Connection, standing: Any, release: Release, *more: Any) -> None:
         written.append(release)
         if len(written) == 2:
             raise ZeroDivisionError
-        write_release(connection, record, release, now_us)
+        write_release(broker, connection, standing, release, *more)
 
     monkeypatch.setattr(key_release, "write_release", failing)
     yield written

@@ -89,15 +89,16 @@ def test_a_gate_that_releases_before_all_are_there_is_found_out(owner: Owner, mo
         groups: ReleaseGate,
         connection: Any,
         standing: Any,
-        _launch: Any,
+        launch: Any,
         challenge: Any,
         appraisal: Any,
         _message: bytes,
         now_us: int,
     ) -> Any:
         """As if the launch had no group."""
-        made = make_release(groups.broker, connection, standing, challenge, appraisal, now_us)
-        write_release(connection, standing.record, made, now_us)
+        alone, memory = replace(launch, group=None), groups.memory
+        made = make_release(groups.broker, connection, standing, alone, challenge, appraisal, memory, now_us)
+        write_release(groups.broker, connection, standing, made, memory, now_us)
         return ApiAnswer(body=made.body)
 
     monkeypatch.setattr(ReleaseGate, "_accept", at_once)

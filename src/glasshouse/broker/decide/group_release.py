@@ -12,6 +12,7 @@ from sqlalchemy import Connection, RowMapping, bindparam, select
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.broker.decide.decisions import OVER_PACE_US, PACE_US, ApiAnswer, Decision, Effect
 from glasshouse.broker.decide.groups import accepted_machines, current, group_of, group_record, pending, refuse
+from glasshouse.broker.decide.lines.leg_release import later_leg
 from glasshouse.broker.store import recorded
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import challenges, groups, members
@@ -112,6 +113,8 @@ class ReleaseRequests:
         except CheckFailedError as error:
             refusal = error
         group = group_record(connection, group_of(launch).id)
+        if refusal is None and launch.line is not None and group.state is GroupState.RELEASED:
+            refusal = later_leg(connection, launch.line)
         return _Asked(
             launch=launch,
             group=group,

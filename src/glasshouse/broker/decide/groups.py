@@ -13,7 +13,7 @@ from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.http_api import GroupRefusal, GroupRequest
 from glasshouse.broker.store import audit_log, recorded
 from glasshouse.broker.store.database import BrokerState
-from glasshouse.broker.store.database_schema import challenges, groups, members
+from glasshouse.broker.store.database_schema import challenges, groups, lines, members
 from glasshouse.broker.store.quota import Quota
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, InternalError, UsageError
@@ -153,7 +153,9 @@ class GroupRequests:
                     f"{machines} machines whose deployment's policy allows them no connection to each other",
                 )
             left = standing.record.policy.release_budget - standing.released
-            if machines > left:
+            # Of a line only the first leg counts, and here it is not said which leg this is for.
+            a_line = select(lines.c.id).where(lines.c.deployment == request.deployment, lines.c.leg > 0).limit(1)
+            if machines > left and connection.execute(a_line).first() is None:
                 raise UsageError(
                     Code.POLICY_IMPOSSIBLE, f"a group of {machines} machines where {left} releases are left"
                 )

@@ -3,7 +3,7 @@
 Each decision is one transaction, or one savepoint of a transaction that it shares (`GroupCommit`): the challenge's
 consumption, the budget, the audit record and the stored answer are committed together before the answer is sent. The
 numbered checks are `handshake.broker_side`'s; check 2 is decided in `challenges` on the database's records, check 13 in
-`releases`, check 14 here (spec/key-release.md section 6.1).
+`releases`, check 14 here (spec/key-release.md section 6.1), check 15 in `lines.leg_release`.
 Laws: all decisions of a group are made with its deployment's row taken, so that broker processes make them one after
 the other; every machine of a group is released to, in one transaction, or none of them is.
 """
@@ -33,10 +33,12 @@ from glasshouse.broker.decide.groups import (
     refuse,
     settle,
 )
+from glasshouse.broker.decide.lines.leg_release import check_15, line_facts
 from glasshouse.broker.decide.releases import Release, check_13, group_facts, make_release, others_keys, write_release
 from glasshouse.broker.store import audit_log, recorded
 from glasshouse.broker.store.database import BrokerState, OvertakenError
 from glasshouse.broker.store.database_schema import challenges, groups, launches, members
+from glasshouse.broker.store.line_rows import NOTHING_KEPT, LineMemory
 from glasshouse.broker.store.recorded import DeploymentStanding
 from glasshouse.errors import Code, GlasshouseError, InternalError, RefusedError
 from glasshouse.handshake import broker_side
@@ -82,6 +84,7 @@ class ReleaseGate:
     """Decides who is given a package key."""
 
     broker: BrokerState
+    memory: LineMemory = NOTHING_KEPT
 
     def evidence(self, body: bytes) -> Decision:
         """Read evidence; what is returned decides on it: a release, or a refusal with the first check's code.
@@ -157,10 +160,9 @@ class ReleaseGate:
             )
             if launch.group is not None:
                 return self._accept(connection, standing, launch, challenge, appraisal, message, now_us)
-            release = make_release(self.broker, connection, standing, challenge, appraisal, now_us)
             # The counter moves only once everything else has succeeded.
-            write_release(connection, standing.record, release, now_us)
-            return ApiAnswer(body=release.body)
+            made = self._make(connection, standing, launch, challenge, appraisal, now_us)
+            return self._written(connection, standing, made, now_us)
         except (SQLAlchemyError, OvertakenError):
             raise
         except Exception as error:  # whatever happens, the challenge is consumed and nothing is released
@@ -186,20 +188,22 @@ class ReleaseGate:
         The caller holds the deployment's row.
 
         Raises:
-            CheckFailedError: checks 13 and 14.
+            CheckFailedError: checks 13 to 15.
         """
         group = group_of(launch)
         record = current(connection, group.id, now_us)
         if record.state is GroupState.RELEASED:  # once more to a machine that lost its answer
-            release = make_release(self.broker, connection, standing, challenge, appraisal, now_us, group=group)
+            release = self._make(connection, standing, launch, challenge, appraisal, now_us)
             if not release.known:
                 raise InternalError(Code.INTERNAL, "a group that was released without one of its machines")
-            write_release(connection, standing.record, release, now_us)
-            return ApiAnswer(body=release.body)
+            return self._written(connection, standing, release, now_us)
         check_14_group(record)
         if is_overtaken(connection, launch, challenge):
             return pending(record, accepted=len(accepted_machines(connection, group.id)))
-        keys_sha256 = self._check_13(connection, standing, group, appraisal)
+        keys_sha256 = self._check_13(connection, standing, launch, appraisal)
+        check_15(
+            connection, standing, launch, self.memory, again=False, broker_public=self.broker.public, now_us=now_us
+        )
         try:
             # All of it or nothing: after a defect the machine was not accepted, and may come again.
             with connection.begin_nested():
@@ -244,10 +248,15 @@ class ReleaseGate:
         refuse(connection, launch.group.id, machine=launch.group.machine, code=code, now_us=now_us)
 
     def _check_13(
-        self, connection: Connection, standing: DeploymentStanding, group: Group, appraisal: broker_side.Appraisal
+        self,
+        connection: Connection,
+        standing: DeploymentStanding,
+        launch: LaunchRecord,
+        appraisal: broker_side.Appraisal,
     ) -> bytes:
         """Run check 13 for a machine of a group that waits: room for all of it, and keys of no other release."""
-        keys_sha256, known = check_13(connection, standing, appraisal, more=group.machines)
+        group = group_of(launch)
+        keys_sha256, known = check_13(connection, standing, launch, appraisal)
         mine = (appraisal.claims.evidence_public, keys_sha256)
         for row in connection.execute(_KEYS, {"group": group.id}):
             theirs = (row.evidence_public, row.keys_sha256)
@@ -279,17 +288,18 @@ class ReleaseGate:
                 made[row["nonce"]] = self._made(connection, standing, row, now_us)
             except CheckFailedError as error:
                 raise _BlamedError(row["machine"], error) from None
+        if len({release.leg and release.leg.start for release in made.values()}) != 1:
+            raise InternalError(Code.INTERNAL, "machines of one group that begin in different places")
         for nonce, release in made.items():
-            write_release(connection, standing.record, release, now_us)
+            self._written(connection, standing, release, now_us)
             connection.execute(_KEEP, {"challenge": nonce, "status": 200, "answer": release.body})
         if not settle(connection, last.id, GroupState.RELEASED, now_us=now_us):
             raise OvertakenError
-        return ApiAnswer(body=next(one.body for one in made.values() if one.group == last))
+        return ApiAnswer(body=next(one.body for one in made.values() if one.launch.group == last))
 
     def _made(self, connection: Connection, standing: DeploymentStanding, row: RowMapping, now_us: int) -> Release:
         """Appraise a machine's stored evidence as of now, and make its release."""
         launch, challenge = recorded.as_launch(row), Challenge.parse(row["body"])
-        group = group_of(launch)
         appraisal = broker_side.appraise(
             check_1_message(row["evidence"]),
             challenge=challenge,
@@ -298,14 +308,30 @@ class ReleaseGate:
             broker_public=self.broker.public,
             now_us=now_us,
         )
-        return make_release(
-            self.broker, connection, standing, challenge, appraisal, now_us, more=group.machines, group=group
-        )
+        return self._make(connection, standing, launch, challenge, appraisal, now_us)
+
+    def _make(
+        self,
+        connection: Connection,
+        standing: DeploymentStanding,
+        launch: LaunchRecord,
+        challenge: Challenge,
+        appraisal: broker_side.Appraisal,
+        now_us: int,
+    ) -> Release:
+        return make_release(self.broker, connection, standing, launch, challenge, appraisal, self.memory, now_us)
+
+    def _written(
+        self, connection: Connection, standing: DeploymentStanding, release: Release, now_us: int
+    ) -> ApiAnswer:
+        write_release(self.broker, connection, standing, release, self.memory, now_us)
+        return ApiAnswer(body=release.body)
 
 
 def _audit_refusal(
     connection: Connection, refusal: GlasshouseError, asked: RowMapping, evidence_sha256: bytes, now_us: int
 ) -> None:
+    launch = recorded.as_launch(asked)
     audit_log.append(
         connection,
         "refusal",
@@ -315,5 +341,6 @@ def _audit_refusal(
         deployment=asked["deployment"],
         evidence_sha256=evidence_sha256.hex(),
         run_id=asked["run_id"],
-        **group_facts(recorded.as_launch(asked).group),
+        **group_facts(launch.group),
+        **line_facts(launch.line),
     )

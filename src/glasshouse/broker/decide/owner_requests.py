@@ -15,12 +15,15 @@ from glasshouse.attestation.claims import ID_BYTES
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.decide.groups import join_group
+from glasshouse.broker.decide.lines.leg_launch import begin_leg, record_leg
+from glasshouse.broker.decide.lines.leg_release import line_facts
 from glasshouse.broker.decide.releases import group_facts
 from glasshouse.broker.http_api import DelegationRequest, DeploymentRequest, LaunchRequest, RevocationRequest
 from glasshouse.broker.store import audit_log, recorded
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import deployments, launches, packages, stopped
 from glasshouse.broker.store.key_file import Purpose
+from glasshouse.broker.store.line_rows import NOTHING_KEPT, LineMemory
 from glasshouse.broker.store.quota import Quota
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, RefusedError, UsageError, VerificationError
@@ -41,6 +44,7 @@ class OwnerRequests:
 
     broker: BrokerState
     quota: Quota
+    memory: LineMemory = NOTHING_KEPT
 
     def put_delegation(self, body: bytes, _parameters: Mapping[str, str], scope: Scope) -> ApiAnswer:
         """Keep the owner's delegation to this broker, in place of an older one; answer with the serial of what is kept.
@@ -151,7 +155,7 @@ class OwnerRequests:
             FormatError: `schema-invalid`.
             UsageError: `deployment-unknown`, `delegation-invalid`, a run id that is taken, or a place in a group
                 that is, or that does not exist.
-            RefusedError: `package-revoked`, `deployment-expired` or `owner-quota`.
+            RefusedError: `package-revoked`, `deployment-expired` or `owner-quota`; of a leg, as `begin_leg`.
         """
         request, now_us, public = LaunchRequest.parse(body), self.broker.clock_us(), self.broker.public
         now_s = now_us // _SECOND_US
@@ -186,6 +190,7 @@ class OwnerRequests:
                 # the deployment's own end is checked to the microsecond.
                 expires_s=min(now_s + request.lifetime_s, -(-record.policy.not_after_us // _SECOND_US)),
                 group=request.group,
+                line=begin_leg(self.broker, connection, found, request, self.memory, now_us),
             )
             facts = {"deployment": token.deployment, "jti": token.jti, "run_id": token.run_id}
             values = {
@@ -198,7 +203,10 @@ class OwnerRequests:
             connection.execute(insert(launches).values(**facts, **values))
             if token.group is not None:
                 join_group(connection, token.group, deployment=token.deployment, jti=token.jti)
-            audit_log.append(connection, "launch", now_us, **facts, **group_facts(token.group))
+            record_leg(connection, request, token.line, jti=token.jti, group=token.group)
+            audit_log.append(
+                connection, "launch", now_us, **facts, **group_facts(token.group), **line_facts(token.line)
+            )
             return token
 
         token = self.broker.database.write(decide)

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.broker.decide.lines.leg_release import LegRelease, check_15, line_facts, write_leg
 from glasshouse.broker.store import audit_log
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import deployments, releases
+from glasshouse.broker.store.line_rows import LineMemory
 from glasshouse.broker.store.recorded import DeploymentStanding
 from glasshouse.errors import Code
 from glasshouse.handshake.broker_side import Appraisal, build_release, check_13_budget
 from glasshouse.handshake.messages import Challenge
-from glasshouse.handshake.records import DeploymentRecord
+from glasshouse.handshake.records import LaunchRecord
 from glasshouse.wire.crypto import lengths_prefixed, sha256
 from glasshouse.wire.group import Group
 
@@ -46,16 +48,24 @@ class Release:
     appraisal: Appraisal  # what it answers
     keys_sha256: bytes  # of the key that it is sealed to, beside the evidence key that named it
     known: bool  # whether this runtime was released to before: a lost answer, which does not count
-    group: Group | None
+    launch: LaunchRecord
+    leg: LegRelease | None  # None for a run of no line
+
+    @property
+    def counts(self) -> bool:
+        """Whether it uses up one of the deployment's releases: later legs of a line are bounded by its own rules."""
+        return not self.known and is_budgeted(self.launch)
+
+
+def is_budgeted(launch: LaunchRecord) -> bool:
+    """Return whether a launch's first release counts: it is of no line, or the first leg of one."""
+    return launch.line is None or launch.line.leg == 1
 
 
 def check_13(
-    connection: Connection, standing: DeploymentStanding, appraisal: Appraisal, *, more: int = 1
+    connection: Connection, standing: DeploymentStanding, launch: LaunchRecord, appraisal: Appraisal
 ) -> tuple[bytes, bool]:
     """Run check 13; return the digest of the runtime's keys, and whether it was released to before.
-
-    Args:
-        more: how many runtimes are released to together.
 
     Raises:
         CheckFailedError: `release-budget-exhausted`.
@@ -69,7 +79,9 @@ def check_13(
     # Otherwise one runtime's budget could carry the log of a second one, one log two runs, or one run two receipts.
     if found not in ([], [mine]):
         raise others_keys()
-    check_13_budget(released_to=standing.released, known=bool(found), policy=record.policy, more=more)
+    is_released = bool(found)  # of a group that waits, none is: there is room for all of it, or for none
+    more = 0 if not is_budgeted(launch) else 1 if launch.group is None else launch.group.machines
+    check_13_budget(released_to=standing.released, known=is_released, policy=record.policy, more=more)
     return keys_sha256, bool(found)
 
 
@@ -77,15 +89,15 @@ def make_release(
     broker: BrokerState,
     connection: Connection,
     standing: DeploymentStanding,
+    launch: LaunchRecord,
     challenge: Challenge,
     appraisal: Appraisal,
+    memory: LineMemory,
     now_us: int,
-    *,
-    more: int = 1,
-    group: Group | None = None,
 ) -> Release:
-    """Return the release for evidence that passed checks 1 to 12, after check 13; nothing is written."""
-    keys_sha256, known = check_13(connection, standing, appraisal, more=more)
+    """Return the release for evidence that passed checks 1 to 12, after checks 13 and 15; nothing is written."""
+    keys_sha256, known = check_13(connection, standing, launch, appraisal)
+    leg = check_15(connection, standing, launch, memory, again=known, broker_public=broker.public, now_us=now_us)
     body = build_release(
         appraisal,
         package_key=standing.package_key(broker.key_file),
@@ -93,23 +105,32 @@ def make_release(
         challenge=challenge,
         record=standing.record,
         now_us=now_us,
+        line=None if leg is None else leg.start,
     )
-    return Release(body=body, appraisal=appraisal, keys_sha256=keys_sha256, known=known, group=group)
+    return Release(body=body, appraisal=appraisal, keys_sha256=keys_sha256, known=known, launch=launch, leg=leg)
 
 
-def write_release(connection: Connection, record: DeploymentRecord, release: Release, now_us: int) -> None:
+def write_release(
+    broker: BrokerState,
+    connection: Connection,
+    standing: DeploymentStanding,
+    release: Release,
+    memory: LineMemory,
+    now_us: int,
+) -> None:
     """Count a release, record for which runtime it is, and audit it.
 
     Raises:
         CheckFailedError: `release-budget-exhausted`: another process was faster, where none can lock the row.
+        OvertakenError: as `write_leg`.
     """
-    claims = release.appraisal.claims
+    claims, record = release.appraisal.claims, standing.record
     if release.known:
         here = {"here": record.deployment, "key": release.keys_sha256, "now_us": now_us}
         connection.execute(_RELEASE_AGAIN, here)
     else:
         budget = {"deployment": record.deployment, "budget": record.policy.release_budget}
-        if connection.execute(_COUNT, budget).rowcount != 1:
+        if release.counts and connection.execute(_COUNT, budget).rowcount != 1:
             raise CheckFailedError("13", Code.RELEASE_BUDGET, "the deployment's release budget is used up")
         values = {
             "deployment": record.deployment,
@@ -120,18 +141,22 @@ def write_release(connection: Connection, record: DeploymentRecord, release: Rel
             "contact_us": now_us,
         }
         connection.execute(_RELEASE, values)
+        if release.leg is not None:
+            public, launch = claims.evidence_public, release.launch
+            write_leg(broker, connection, standing, launch, release.leg, memory, evidence_public=public, now_us=now_us)
     audit_log.append(
         connection,
         "release",
         now_us,
         assurance=claims.assurance.value,
-        counted=0 if release.known else 1,
+        counted=int(release.counts),
         deployment=record.deployment,
         evidence_sha256=release.appraisal.evidence_sha256.hex(),
         hpke_sha256=sha256(claims.hpke_public).hex(),
         profile=claims.hardening.profile.value,
         run_id=claims.run_id,
-        **group_facts(release.group),
+        **group_facts(release.launch.group),
+        **line_facts(release.launch.line),
     )
 
 

@@ -212,7 +212,7 @@ audit = _table(
 lines = _table(
     "lines",
     _key("id", _DIGEST),
-    _set("deployment", _ID, ForeignKey("deployments.id")),
+    _set("deployment", _ID, ForeignKey("deployments.id"), index=True),
     _set("machines", Integer),
     _set("ranks", Integer),
     _set("leg", Integer, default=0),

@@ -14,7 +14,7 @@ from glasshouse.wire.crypto import key_id
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.lines.checkpoint import CheckpointHeader
 from glasshouse.wire.lines.line_start import LineStart
-from glasshouse.wire.lines.statements import MAX_STATEMENT_BYTES, Ticket
+from glasshouse.wire.lines.statements import Ticket
 
 # Built once. Columns of a line are named apart from those of a leg.
 LINE_COLUMNS = tuple(column.label(f"line_{column.name}") for column in lines.c)
@@ -154,5 +154,10 @@ def as_line(row: RowMapping, *, broker_public: bytes) -> LineRecord:
     head = Head(seq=found.pop("head_seq"), step=found.pop("head_step"), digest=found.pop("head"))
     ticket = found.pop("ticket")
     if ticket is not None:
-        ticket = Ticket.from_envelope(Envelope.parse(ticket, max_bytes=2 * MAX_STATEMENT_BYTES), broker_public)
+        ticket = Ticket.from_envelope(envelope_in(ticket), broker_public)
     return LineRecord(**found, head=head, ticket=ticket)
+
+
+def envelope_in(column: bytes) -> Envelope:
+    """Return an envelope as it was written."""
+    return Envelope.parse(column, max_bytes=len(column))

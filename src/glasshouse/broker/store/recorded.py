@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select, update
 
@@ -16,6 +17,9 @@ from glasshouse.broker.store.database_schema import (
     deployments,
     groups,
     launches,
+    legs,
+    line_launches,
+    lines,
     members,
     packages,
     releases,
@@ -31,6 +35,7 @@ from glasshouse.handshake.records import DeploymentRecord, GroupState, LaunchRec
 from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.wire.crypto import key_id
 from glasshouse.wire.group import Group
+from glasshouse.wire.lines.line_start import LineStart
 
 _REMEMBERED = 64
 
@@ -50,16 +55,20 @@ _STANDING = (
     .outerjoin(delegations, delegations.c.owner == packages.c.owner)
     .where(deployments.c.id == bindparam("deployment"))
 )
-# Each query that finds a launch finds its group with it; `as_launch` reads these columns.
-LAUNCH_COLUMNS = (
+# Each query that finds a launch finds its group and leg with it; `as_launch` reads these columns.
+_OF_LINE = tuple(line_launches.c[name] for name in ("line", "leg", "seq", "counted", "checkpoint", "rewind"))
+LAUNCH_COLUMNS: tuple[Any, ...] = (
     launches,
     members.c.machine,
     groups.c.id.label("group_id"),
     groups.c.machines,
     groups.c.ranks,
+    *(column.label(f"of_{column.name}") for column in _OF_LINE),
 )
-LAUNCH_SOURCE = launches.outerjoin(members, members.c.jti == launches.c.jti).outerjoin(
-    groups, groups.c.id == members.c.group_id
+LAUNCH_SOURCE = (
+    launches.outerjoin(members, members.c.jti == launches.c.jti)
+    .outerjoin(groups, groups.c.id == members.c.group_id)
+    .outerjoin(line_launches, line_launches.c.jti == launches.c.jti)
 )
 WAITING_SOURCE = LAUNCH_SOURCE.join(challenges, challenges.c.nonce == members.c.nonce)
 _LAUNCH = select(*LAUNCH_COLUMNS).select_from(LAUNCH_SOURCE).where(launches.c.jti == bindparam("jti"))
@@ -72,9 +81,11 @@ _DELEGATED = (
     .where(packages.c.package_id == bindparam("package_id"))
 )
 _ATTESTED = (
-    select(releases, deployments.c.package_id, stopped.c.stopped_us)
+    select(releases, deployments.c.package_id, stopped.c.stopped_us, legs.c.leg, lines.c.leg.label("current_leg"))
     .join(deployments, deployments.c.id == releases.c.deployment)
     .outerjoin(stopped, stopped.c.package_id == deployments.c.package_id)
+    .outerjoin(legs, legs.c.run_id == releases.c.run_id)
+    .outerjoin(lines, lines.c.id == legs.c.line)
     .where(releases.c.run_id == bindparam("run_id"))
 )
 # A group whose deadline has passed is refused at the next request; nothing of it is appraised again.
@@ -196,9 +207,13 @@ def as_launch(row: RowMapping) -> LaunchRecord:
     group = None
     if row["group_id"] is not None:
         group = Group(id=row["group_id"], machines=row["machines"], machine=row["machine"], ranks=row["ranks"])
+    line = None
+    if row["of_line"] is not None:
+        begins = {column.name: row[f"of_{column.name}"] for column in _OF_LINE}
+        line = LineStart(id=begins.pop("line"), **begins)
     recorded = {column.name: row[column.name] for column in launches.c}
     recorded["container_source"] = ContainerSource(row["container_source"])
-    return LaunchRecord(**recorded, group=group)
+    return LaunchRecord(**recorded, group=group, line=line)
 
 
 def lock_deployment(connection: Connection, deployment: str) -> None:
@@ -242,6 +257,7 @@ class AttestedRuntime:
     package_id: str  # what it was given the key of, as `DeploymentStanding.package_row`
     head: CountersignedHead | None  # the last that was countersigned for it
     stopped: bool  # whether its owner had countersigning stopped
+    superseded: bool  # whether a later leg of its line was released
 
 
 def attested(connection: Connection, run_id: str, signer: str, *, broker_public: bytes) -> AttestedRuntime:
@@ -253,6 +269,7 @@ def attested(connection: Connection, run_id: str, signer: str, *, broker_public:
                 package_id=row["package_id"],
                 head=head_of(row, broker_public=broker_public),
                 stopped=row["stopped_us"] is not None,
+                superseded=row["leg"] != row["current_leg"],
             )
     raise RefusedError(Code.RUN_UNKNOWN, "no runtime with this key was attested for this run")
 

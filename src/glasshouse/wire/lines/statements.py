@@ -138,9 +138,10 @@ class LegAbandoned(_OfLine, name="leg abandoned", max_bytes=64 * 1024, max_eleme
     """The gate's word that a leg is over without a receipt of each machine: its wiping is not shown."""
 
     deployment: Id
-    evidence: Annotated[tuple[Id, ...], items(MAX_MACHINES, min_items=1)]  # key id of each machine's evidence key
+    # Key id of each machine's evidence key; none at a gate that was put back from a backup of before that leg.
+    evidence: Annotated[tuple[Id, ...], items(MAX_MACHINES)]
     manifest_sha256: Sha256
-    run_ids: Annotated[tuple[Id, ...], items(MAX_MACHINES, min_items=1)]  # of each machine
+    run_ids: Annotated[tuple[Id, ...], items(MAX_MACHINES)]  # of each machine
     seq: int  # the last that was counted of the line
     time_us: int
     why: Annotated[str, choice(("lease", "lost"))]
