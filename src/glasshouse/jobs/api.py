@@ -33,7 +33,8 @@ from glasshouse.jobs.results.fetching import Fetched, fetch_run
 from glasshouse.jobs.results.summary import account_of
 from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.jobs.supervise.prepare import Prepared
-from glasshouse.jobs.supervise.run_job import Listener, Renting, RunRequest, run_job
+from glasshouse.jobs.supervise.run_job import run_job
+from glasshouse.jobs.supervise.run_request import Listener, Renting, RunRequest
 from glasshouse.jobs.supervise.supervision import Ended
 from glasshouse.jobs.verify.verify_named import Verified, verify_named
 from glasshouse.package.manifest import Manifest

@@ -32,9 +32,9 @@ from glasshouse.jobs.places.rent import Renter
 from glasshouse.jobs.places.rental_journal import Journal, Step
 from glasshouse.jobs.places.rental_watch import watched
 from glasshouse.jobs.places.rented_machine import hand_over, return_left
-from glasshouse.jobs.supervise import run_job
+from glasshouse.jobs.supervise import run_request
 from glasshouse.jobs.supervise.control import detach
-from glasshouse.jobs.supervise.run_job import Renting, RunRequest
+from glasshouse.jobs.supervise.run_request import Renting, RunRequest
 from glasshouse.jobs.supervise.supervision import run_here
 from glasshouse.providers.place.base import Place
 from glasshouse.wire.policy import Profile
@@ -82,7 +82,7 @@ class Rents:
             monkeypatch.setattr(module, "provider_for", lambda *_of: self.provider)
         monkeypatch.setattr(rented_machine, "make_bundle", lambda path: path.write_bytes(b"bundle"))
         monkeypatch.setattr(rented_machine, "take", self.take)
-        monkeypatch.setattr(run_job, "log_in", lambda *_of, **_how: [object()])
+        monkeypatch.setattr(run_request, "log_in", lambda *_of, **_how: [object()])
 
     def take(self, _home: object, journal: Journal, *_rest: object, say: Callable[[str], None], **_of: object) -> None:
         taking = Renter(journal, self.provider, clock=self.world.clock, say=say)

@@ -19,7 +19,8 @@ from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.supervise.prepare import LaterLeg, Prepared, prepare
-from glasshouse.jobs.supervise.run_job import Listener, RunRequest, run_job
+from glasshouse.jobs.supervise.run_job import run_job
+from glasshouse.jobs.supervise.run_request import Listener, RunRequest
 from glasshouse.package.limits import CheckpointLimits
 from glasshouse.wire.crypto import SigningKey
 from simulators.line_gate import LINE, LineGate
@@ -152,7 +153,9 @@ def test_a_gate_that_keeps_no_checkpoints_launches_nothing(home: Home, owner: Id
 
 
 @pytest.mark.parametrize(
-    "told", [{"leg": 2}, {"seq": 1, "checkpoint": bytes(32), "leg": 2}, {"rewind": True, "counted": 1, "leg": 2}], ids=range(3)
+    "told",
+    [{"leg": 2}, {"seq": 1, "checkpoint": bytes(32), "leg": 2}, {"rewind": True, "counted": 1, "leg": 2}],
+    ids=range(3),
 )
 def test_a_token_of_another_leg_than_was_asked_for_starts_nothing(
     home: Home, owner: Identity, package: Path, gate: LineGate, told: dict[str, Any]

@@ -48,7 +48,8 @@ def command(
     from glasshouse.cli.show.live_view import RunView
     from glasshouse.cli.show.steps import StepPrinter
     from glasshouse.jobs.owner.rundir import RunFolder
-    from glasshouse.jobs.supervise.run_job import RunRequest, run_job
+    from glasshouse.jobs.supervise.run_job import run_job
+    from glasshouse.jobs.supervise.run_request import RunRequest
 
     output, home = options.output, options.own_home
     if raw:
@@ -91,7 +92,7 @@ def _run_raw(what: Path, ranks: int | None, options: OwnerOptions) -> int:
     from glasshouse.evidence.receipt import Work
     from glasshouse.jobs.define.raw_job import of_job, of_package, run_raw
     from glasshouse.jobs.results.summary import work_facts
-    from glasshouse.jobs.supervise.run_job import load_job, shape_of
+    from glasshouse.jobs.supervise.run_request import load_job, shape_of
 
     output, home, shape, job = options.output, options.own_home, shape_of(ranks, None), load_job(what)
     if job is not None and shape is not None:

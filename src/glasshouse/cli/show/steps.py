@@ -17,7 +17,7 @@ from glasshouse.jobs.define.seal_job import Sealed
 from glasshouse.jobs.define.wanted import Wanted
 from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.places.rental_journal import Rental
-from glasshouse.jobs.supervise.run_job import Listener, Renting
+from glasshouse.jobs.supervise.run_request import Listener, Renting
 from glasshouse.jobs.supervise.sweeping import Removable, remove
 from glasshouse.providers.rental.provider import Offer
 
