@@ -22,7 +22,13 @@ Message = dict[str, Json]
 _PIECE_BYTES = frames.MAX_PAYLOAD_BYTES
 _RECEIVE_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 4
+OF_LINE = ("line", "part-kept")
+"""The agent's messages about checkpoints."""
 _END_PROCESS = os._exit  # a script's own `os._exit` concludes its job first
+
+
+def _pass_over(_message: Message) -> None:
+    pass
 
 
 class Channel(Protocol):
@@ -51,7 +57,8 @@ class AgentLink(Channel):
         self._decoder = frames.Decoder()
         self._waiting: list[Message] = []
         self._descriptors: list[int] = []
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of one frame, or an output
+        self._content = threading.Lock()  # of an output or a part: frames of data do not say what they are of
         self._pid = os.getpid()
 
     def receive(self) -> Message:
@@ -83,14 +90,21 @@ class AgentLink(Channel):
         taken, self._descriptors = self._descriptors, []
         return taken
 
-    def listen(self, on_stop: Callable[[], None] = lambda: None) -> None:
-        """From now on, wait for `stop` in a thread that costs nothing until it comes, and call `on_stop` then."""
-        threading.Thread(target=self._listen, args=(on_stop,), name="glasshouse-agent", daemon=True).start()
+    def listen(
+        self, on_stop: Callable[[], None] = lambda: None, on_line: Callable[[Message], None] = _pass_over
+    ) -> None:
+        """From now on, wait in a thread that costs nothing until something comes: `stop`, or about the line."""
+        args = (on_stop, on_line)
+        threading.Thread(target=self._listen, args=args, name="glasshouse-agent", daemon=True).start()
 
-    def _listen(self, on_stop: Callable[[], None]) -> None:
+    def _listen(self, on_stop: Callable[[], None], on_line: Callable[[Message], None] = _pass_over) -> None:
         try:
             while True:
-                if self.receive().get("type") == "stop" and not self.stopping:
+                message = self.receive()
+                kind = message.get("type")
+                if kind in OF_LINE:
+                    on_line(message)
+                elif kind == "stop" and not self.stopping:
                     self.stopping = True
                     on_stop()
         except (EOFError, OSError, FormatError):
@@ -105,7 +119,8 @@ class AgentLink(Channel):
 
     def output(self, header: Message, source: BinaryIO) -> str:
         digest = hashlib.sha256()
-        with unbroken(), self._lock:  # progress from another thread must not fall between the pieces
+        # Progress from another thread must not fall between the pieces.
+        with unbroken(), self._content, self._lock:
             self._write(frames.control(header))
             for piece in _pieces(header, source):
                 digest.update(piece)
@@ -113,6 +128,26 @@ class AgentLink(Channel):
                 self._write(piece)
             self._write(frames.control({"type": "output-end", "sha256": digest.hexdigest()}))
         return digest.hexdigest()
+
+    def begin_part(self, header: Message) -> None:
+        """Begin a part of a checkpoint; messages may come between its pieces, and outputs wait for its end."""
+        with unbroken():
+            self._content.acquire()
+            self.send(header)
+
+    def part_data(self, data: memoryview) -> None:
+        """Send the next bytes of the part."""
+        for start in range(0, len(data), _PIECE_BYTES):
+            piece = data[start : start + _PIECE_BYTES]
+            with unbroken(), self._lock:
+                self._write(frames.data_header(len(piece)))
+                self._write(piece)
+
+    def end_part(self, message: Message) -> None:
+        """End the part."""
+        with unbroken():
+            self.send(message)
+            self._content.release()
 
     def shut(self) -> None:
         """End the connection, also for another thread that waits in it."""

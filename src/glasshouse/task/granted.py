@@ -29,6 +29,7 @@ class GrantInputs(Inputs):
         self._grant = Grant.parse(memoryview(self._memory))
         self.job: Mapping[str, Json] = self._grant.job
         self.group_secret = self._grant.group_secret  # None for a run in one process
+        self.resume = self._grant.resume  # None where the job begins from the beginning
         self.sizes = {asset.path: asset.bytes for asset in self._grant.assets}
         self._lock = threading.Lock()
         self._recent: tuple[str, AssetReader] | None = None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from glasshouse.errors import Code, UsageError
 from glasshouse.task import uncollected
 from glasshouse.task.channel import Channel
+from glasshouse.task.checkpoints import Checkpoints, Line, Restored, Resumable
 from glasshouse.task.deliveries import Deliveries
 from glasshouse.task.inputs import Buffer, Inputs, lay_out
 from glasshouse.wire.canonical import Json
@@ -21,6 +22,8 @@ from glasshouse.wire.canonical import Json
 if TYPE_CHECKING:
     from glasshouse.task.tensors import Opener
 
+JOB_FOLDER = "job"
+"""In the workspace, where inputs are laid out and a script runs."""
 RECORD = "glasshouse-steps.jsonl"
 """The output with a measured worker's record of its own steps."""
 
@@ -28,7 +31,7 @@ _REPORT_EVERY_S = 1.0
 _MAX_COUNT = 2**53 - 1
 
 
-class Task:
+class Task(Resumable):
     """Inputs, progress and outputs of one job; a script gets it from `glasshouse.task.current()`.
 
     Args:
@@ -40,6 +43,8 @@ class Task:
             one, outputs have the names that they have in it; of several, those names behind the folder's own.
         folders: input and output folder of a script that is tried out by hand, used in place.
         shared: whether the workspace is another process's, which has laid the inputs out and sends the output folder.
+        line: where checkpoints go; None for a job without any, and under the raw leg.
+        resume: the checkpoint that lies in the workspace already.
     """
 
     def __init__(
@@ -52,6 +57,8 @@ class Task:
         output_folders: Sequence[str] = ("outputs",),
         folders: tuple[Path, Path] | None = None,
         shared: bool = False,
+        line: Line | None = None,
+        resume: Restored | None = None,
     ) -> None:
         self._params = dict(params)
         self._inputs = inputs
@@ -59,7 +66,8 @@ class Task:
         self._workspace = workspace
         self._in_place = folders is not None
         self._sends_folders = not (folders or shared)
-        self._input_dir = folders[0] if folders else workspace / "job"
+        self._input_dir = folders[0] if folders else workspace / JOB_FOLDER
+        super().__init__(Checkpoints(line, self._input_dir), resume)
         # Each by what stands before the names of its files: nothing where there is only one.
         prefixes = [""] if len(output_folders) == 1 else [f"{folder.rstrip('/')}/" for folder in output_folders]
         paths = [folders[1]] if folders else [self._input_dir / folder for folder in output_folders]
@@ -153,7 +161,7 @@ class Task:
                         f"an input lies in {inside!r}, a folder whose files come back as outputs",
                         hint='name other folders with outputs = ["…"] in [params]',
                     )
-            self.lay_out(self.inputs, self._input_dir)
+            self.lay_out(self._not_restored(self.inputs), self._input_dir)
             self._input_dir.mkdir(parents=True, exist_ok=True)
             self._laid_out = True
             self._before = uncollected.snapshot(self._workspace)

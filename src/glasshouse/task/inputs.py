@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
@@ -86,13 +86,16 @@ def lay_out(inputs: Inputs, names: Iterable[str], directory: Path) -> None:
         parts = PurePosixPath(name).parts
         if name.startswith("/") or not parts or ".." in parts:
             raise PackageError(Code.PACKAGE_PATH, "an input whose name leads out of the workspace")
-        target = directory.joinpath(*parts)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _write(inputs, name, target)
+        write_file(directory.joinpath(*parts), inputs.size(name), partial(inputs.read_into, name))
 
 
-def _write(inputs: Inputs, name: str, target: Path) -> None:
-    size = inputs.size(name)
+def write_file(target: Path, size: int, read_into: Callable[[memoryview, int], object]) -> None:
+    """Make a file of `size` bytes, which are read straight into its mapping, each piece from its offset.
+
+    Raises:
+        PlatformError: `out-of-memory` when the workspace is too small.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         if not size:
@@ -100,7 +103,7 @@ def _write(inputs: Inputs, name: str, target: Path) -> None:
         _allocate(descriptor, size)
         with mmap.mmap(descriptor, size) as mapped, memoryview(mapped) as view:
             for start in range(0, size, _PIECE_BYTES):
-                inputs.read_into(name, view[start : start + _PIECE_BYTES], start)
+                read_into(view[start : start + _PIECE_BYTES], start)
     finally:
         os.close(descriptor)
 

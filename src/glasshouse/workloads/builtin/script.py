@@ -62,6 +62,8 @@ ENVIRONMENT = mapped(
 """Environment variables of a script."""
 
 _MODULE = text(r"(?!.*\.py$)[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*", "a module's name, as pkg.train")
+RESUME = "GLASSHOUSE_RESUME"
+"""Names the file or folder of the checkpoint that the script goes on from."""
 # Parts that are neither `.` nor `..`, a slash at the end or none.
 _PART = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f\\]+"
 _FOLDER = text(rf"{_PART}(?:/{_PART})*/?", "a folder inside the working directory", max_chars=100)
@@ -166,6 +168,8 @@ def prepare(task: Task, params: ScriptParams) -> None:
     os.environ.update(variables | dict(params.env))
     os.environ["GLASSHOUSE_INPUTS"] = str(task.input_dir)
     os.environ["GLASSHOUSE_OUTPUTS"] = str(task.output_dir)
+    if task.resume is not None and task.resume.path is not None:
+        os.environ[RESUME] = str(task.resume.path)
     os.chdir(task.input_dir)
 
 

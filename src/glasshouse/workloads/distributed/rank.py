@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
 
+    from glasshouse.task.checkpoints import Restored
     from glasshouse.task.inputs import Inputs
     from glasshouse.wire.canonical import Json
     from glasshouse.workloads.distributed.rank_channel import RankChannel
@@ -79,6 +80,11 @@ def _run(channel: RankChannel, kind: str) -> Result:
     inputs, table, workspace = _handed(channel)
     workload = registry.load(kind)
     params = workload.Params.read(table)
+    line = None
+    if params.checkpoints is not None and "bytes" in channel.joined:  # not in a raw run
+        from glasshouse.workloads.distributed.rank_line import RankLine
+
+        line = RankLine(channel, params.checkpoints)
     task = Task(
         params=dict(table),
         inputs=inputs,
@@ -86,6 +92,8 @@ def _run(channel: RankChannel, kind: str) -> Result:
         workspace=Path(workspace),
         output_folders=getattr(params, "outputs", ("outputs",)),
         shared=True,
+        line=line,
+        resume=_restored(channel.joined.get("resume")),
     )
     install(task)
     bytecode.allow_third_party()
@@ -105,6 +113,20 @@ def _run(channel: RankChannel, kind: str) -> Result:
         result = workload.run(task, params, control)
     task.close()
     return result
+
+
+def _restored(found: Json) -> Restored | None:
+    """Return the checkpoint that the worker has laid out for this rank."""
+    from pathlib import Path
+
+    from glasshouse.task.checkpoints import Restored
+
+    if not isinstance(found, dict) or not isinstance(step := found["step"], int):
+        return None
+    path = str(found["path"])
+    if path:
+        os.environ["GLASSHOUSE_RESUME"] = path
+    return Restored(step=step, path=Path(path) if path else None, files=frozenset())
 
 
 def _use_own_group(saver: ModuleType) -> None:

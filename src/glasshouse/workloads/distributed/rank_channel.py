@@ -42,6 +42,7 @@ class RankChannel(Channel):
 
     def __init__(self) -> None:
         self.stopping = False
+        self.on_line: Callable[[Message], None] = lambda _message: None  # takes what the worker passes on of the line
         self._lock = threading.Lock()
         self._asked = 0
         self._waiting: dict[int, _Answers] = {}
@@ -119,6 +120,14 @@ class RankChannel(Channel):
                 self._link.send({"id": number, "keys": [], "type": "store", "what": "forget"})
                 raise
 
+    def ask(self, request: Callable[..., Record]) -> Message:
+        """Return the worker's answer to a request, whenever it comes."""
+        return self._ask(request)[0]
+
+    def tell(self, message: Record, descriptors: Sequence[int]) -> None:
+        """Send the worker a message with descriptors, which is not answered."""
+        self._link.send(message.to_json(), descriptors)
+
     def open_door(self) -> tuple[socket.socket, str]:
         """Return a socket on which connections come as descriptors, and the name by which other ranks call it."""
         answer, descriptor = self._ask(partial(Ask, kind="door"))
@@ -166,7 +175,9 @@ class RankChannel(Channel):
         try:
             while True:
                 message = self._link.receive()
-                if message.get("type") != "stop":
+                if message.get("type") == "line":
+                    self.on_line(message)
+                elif message.get("type") != "stop":
                     self._take_answer(message)
                 elif not self.stopping:
                     self.stopping = True

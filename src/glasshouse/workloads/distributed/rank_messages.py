@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 from glasshouse.errors import Code
-from glasshouse.wire.record import Decimal, Member, Record, choice, integer, table, text
+from glasshouse.wire.record import LEFT_OUT, Decimal, Member, Record, Sha256, choice, integer, items, table, text
 from glasshouse.workloads.process.failures import MOST_WORDS
 
 DOOR_NAME_CHARS = 32
 _MAX_DIGESTS = 64
+_MAX_PATHS = 64
 
 Number: TypeAlias = Annotated[int, Member("id")]
 
@@ -54,6 +55,33 @@ class RankOutput(Record, name="output", constants={"type": "output"}):
     number: Number
     kind: Annotated[str, text()]  # this and the name are checked by `Task.pass_on`
     name: Annotated[str, text()]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveTogether(Record, name="checkpoint", constants={"type": "checkpoint"}):
+    """Requests a checkpoint together with all other ranks."""
+
+    number: Number
+    shared: bool  # whether these are files that other ranks name and change too
+    step: int
+    # What this rank saves; without it, none saves.
+    paths: Annotated[tuple[str, ...] | None, items(_MAX_PATHS, text()), LEFT_OUT] = None
+    wait_us: Annotated[int | None, integer(), LEFT_OUT] = None  # how long it may take to begin; without it, any time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartBegins(Record, name="part", constants={"type": "part"}):
+    """A rank's part, which comes through the pipe whose end comes along."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartEnds(Record, name="part-end", constants={"type": "part-end"}):
+    """All of it is in the pipe."""
+
+    number: Number
+    size: Annotated[int, Member("bytes")]
+    sha256: Sha256
+    whole: bool  # whether it is to be counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

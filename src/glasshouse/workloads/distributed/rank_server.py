@@ -23,23 +23,28 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
 from typing import NamedTuple
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, RunError
 from glasshouse.task.channel import AgentLink, Channel, Message
+from glasshouse.task.checkpoints import Restored
 from glasshouse.task.handle import Task
+from glasshouse.task.lines import AgentLine
 from glasshouse.wire import frames, ranks
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads.distributed.machine_group import MachineGroup
-from glasshouse.workloads.distributed.rank_messages import Dial, RankFailed, RankOutput, Report
+from glasshouse.workloads.distributed.rank_checkpoints import RankCheckpoints
+from glasshouse.workloads.distributed.rank_messages import Dial, PartEnds, RankFailed, RankOutput, Report, SaveTogether
 
 # A rank sends its request as soon as it is connected; one that does not keeps the others waiting no longer.
 _ASKING_S = 5.0
 _SETTLING_S = 2.0
 _BACKLOG = 128
 _STOP: Message = {"type": "stop"}
+_OF_CHECKPOINTS = ("checkpoint", "part", "part-end")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 _MOST_TEXT = 1000
 # A rank that does not read keeps the others waiting no longer.
@@ -56,6 +61,9 @@ class Given:
     descriptors: tuple[int, ...] = ()  # secret memory and package, under the protected leg
     closed_to_others: bool  # whether a rank must be, before it is handed anything
     machines: MachineGroup | None = None  # the others of the group
+    line: AgentLine | None = None  # where checkpoints go
+    first: int = 0  # the number in the job of this machine's first rank
+    restored: Mapping[int, Restored] = field(default_factory=dict)  # what each rank of the job goes on from
 
 
 class Failure(NamedTuple):
@@ -73,6 +81,7 @@ class RankLinks:
         self.report = Report()  # of rank 0, at its end
         self.failures: list[Failure] = []  # in the order in which they were reported
         self.stopped = False  # whether the owner ended the job
+        self.checkpoints: RankCheckpoints | None = None  # takes theirs, where the job has a line
         self._given, self._task, self._channel = given, task, channel
         self._ranks: list[AgentLink] = []
         self._threads: list[Thread] = []
@@ -86,6 +95,8 @@ class RankLinks:
         place: Message = {"rank": rank, "type": "joined", "workspace": str(self._task.workspace)}
         if self._given.machines is not None:
             place["machine"] = self._given.machines.machine
+        if (resume := self._given.restored.get(self._given.first + rank)) is not None:
+            place["resume"] = {"path": str(resume.path or ""), "step": resume.step}
         joined = frames.control({**place, **self._given.message})
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(_TAKING_S, 0))
@@ -101,8 +112,17 @@ class RankLinks:
                 self._threads.append(thread)
                 stopped = self.stopped
             thread.start()
+            if self._given.line is not None:
+                send_or_shut(link, self._given.line.now())
             if stopped:
                 send_or_shut(link, _STOP)
+
+    def permit(self, message: Message) -> None:
+        """Pass the agent's permission on to every rank."""
+        with self._lock:
+            links = list(self._ranks)
+        for link in links:
+            send_or_shut(link, message)
 
     def stop(self) -> None:
         """Stop every rank, also those that join later, because the owner ended the job."""
@@ -126,6 +146,8 @@ class RankLinks:
         except (EOFError, OSError, FormatError):
             with self._lock:
                 self._ranks.remove(link)
+            if self.checkpoints is not None:
+                self.checkpoints.gone(rank)
             link.close()
 
     def _require_start(self, start: int) -> None:
@@ -137,6 +159,8 @@ class RankLinks:
         kind = message.get("type")
         if kind == "output":
             link.send(self._output(rank, message, link.take_descriptors(1)[0]))
+        elif self.checkpoints is not None and kind in _OF_CHECKPOINTS:
+            self._checkpoint(self.checkpoints, rank, link, message)
         elif kind == "dial":
             # Not here: a machine that is slow to answer would keep this rank's other messages waiting.
             asked = Dial.from_json(message)
@@ -149,6 +173,21 @@ class RankLinks:
             self.report = Report.from_json(message)
         elif rank == 0 and kind == "progress":
             self._channel.send(message)
+
+    def _checkpoint(self, checkpoints: RankCheckpoints, rank: int, link: AgentLink, message: Message) -> None:
+        """Take what a rank sends about a checkpoint."""
+
+        def answer(number: int, found: Message) -> None:
+            send_or_shut(link, {"id": number, "type": "checkpoint", **found})
+
+        if message["type"] == "checkpoint":
+            asked = SaveTogether.from_json(message)
+            checkpoints.arrive(rank, asked, partial(answer, asked.number))
+        elif message["type"] == "part":
+            checkpoints.part(rank, link.take_descriptors(1)[0])
+        else:
+            ended = PartEnds.from_json(message)
+            checkpoints.part_ended(rank, ended, partial(answer, ended.number))
 
     def _dial(self, link: AgentLink, asked: Dial) -> None:
         """Answer a rank that wants a connection with another machine's."""

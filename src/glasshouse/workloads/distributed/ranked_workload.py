@@ -26,6 +26,7 @@ from glasshouse.task.channel import Channel
 from glasshouse.task.handle import Task
 from glasshouse.wire import ranks
 from glasshouse.workloads.distributed.machine_group import STORE_PORT, MachineGroup
+from glasshouse.workloads.distributed.rank_checkpoints import RankCheckpoints
 from glasshouse.workloads.distributed.rank_server import Failure, Given, RankLinks, RankServer
 from glasshouse.workloads.params import Params
 from glasshouse.workloads.process import environment, failures
@@ -63,7 +64,8 @@ class RankedWorkload:
             RunError: the reason of the first rank that failed: its own, `rank-lost` or a collective's.
         """
         restarts = getattr(params, "max_restarts", 0)
-        machines = given.machines
+        machines, self._line = given.machines, given.line
+        given = replace(given, first=0 if machines is None else machines.machine * self._count)
         if machines is not None:
             machines.start(partial(_end_without, task, self._channel))
         if self._inherit:
@@ -85,6 +87,9 @@ class RankedWorkload:
         machines: MachineGroup | None,
     ) -> Result:
         control.on_stop(server.stop)
+        if self._line is not None:
+            server.checkpoints = RankCheckpoints(self._line, self._count, machines)
+            self._line.on_permission = server.permit
         if self._count > 1:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
         failed = launch()

@@ -16,12 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, RunError
+from glasshouse.package.limits import CheckpointLimits
 from glasshouse.task import install
 from glasshouse.task.channel import AgentLink, Channel, EventLines, Message
-from glasshouse.task.handle import Task
+from glasshouse.task.handle import JOB_FOLDER, Task
 from glasshouse.task.inputs import FolderInputs, Inputs
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import GROUP_SECRET_BYTES
@@ -34,6 +36,8 @@ from glasshouse.workloads.process import bytecode, environment, failures
 from glasshouse.workloads.process.job_control import JobControl, Result
 
 if TYPE_CHECKING:
+    from glasshouse.task.checkpoints import Restored
+    from glasshouse.task.lines import AgentLine
     from glasshouse.workloads.distributed.rank_server import Given
     from glasshouse.workloads.measurement.measured_steps import WaitTimes
     from glasshouse.workloads.params import Params
@@ -41,23 +45,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _GrantMessage(Record, name="grant", constants={"type": "grant"}):
-    """Comes with the descriptors of the grant, the package and, on one of several machines, the agent's relay."""
+    """Comes with the descriptors of the grant and the package.
+
+    Behind them, on one of several machines, of the agent's relay; and where the job goes on from a checkpoint, of the
+    file of its parts.
+    """
 
     bytes: Annotated[int, integer(1)]  # of the grant
     machines: Annotated[int | None, integer(2, MAX_MACHINES), LEFT_OUT] = None
     machine: Annotated[int, integer(0, MAX_MACHINES - 1), LEFT_OUT] = 0  # which this is
+    resume: Annotated[bool, LEFT_OUT] = False
 
     def __post_init__(self) -> None:
         if self.machine >= (self.machines or 1):
             raise FormatError(Code.SCHEMA, "a grant for a machine that the group does not have")
 
 
-class Protected:
+class _Leg:
+    """What both legs have."""
+
+    channel: Channel  # where messages and outputs go
+    line: AgentLine | None = None  # where checkpoints go
+    restored: Mapping[int, Restored] = MappingProxyType({})  # what each rank goes on from
+
+
+class Protected(_Leg):
     """The protected leg: inputs come from the agent as a grant in secret memory."""
 
     def __init__(self, descriptor: int, *, ranked: bool = False) -> None:
         self._link = AgentLink(socket.socket(fileno=descriptor))
-        self.channel: Channel = self._link  # where messages and outputs go
+        self.channel = self._link
         self._ranked = ranked
 
     def prepared(self) -> bool:
@@ -68,16 +85,30 @@ class Protected:
         importlib.import_module("glasshouse.task.granted")
         return True
 
-    def granted(self) -> tuple[Inputs, Mapping[str, Json], Given | None] | None:
-        """Wait for inputs, parameters and what each rank is handed; None when the run is over before it began."""
+    def granted(self, folder: Path) -> tuple[Inputs, Mapping[str, Json], Given | None] | None:
+        """Wait for inputs, parameters and what each rank is handed; None when the run is over before it began.
+
+        A checkpoint that the job goes on from is laid out below `folder`.
+        """
         from glasshouse.task.granted import GrantInputs
 
         message = self._link.receive()
         if message.get("type") == "stop":
             return None
         grant = _GrantMessage.from_json(message)
-        secret, package, *relay = self._link.take_descriptors(2 if grant.machines is None else 3)
+        count = 2 + (grant.machines is not None) + grant.resume
+        secret, package, *more = self._link.take_descriptors(count)
         inputs = GrantInputs(secret=secret, secret_bytes=grant.bytes, package=package)
+        if (inputs.resume is not None) != grant.resume:
+            raise FormatError(Code.SCHEMA, "a checkpoint to go on from without its parts, or the reverse")
+        if inputs.resume is not None:
+            from glasshouse.task.restore import restore
+
+            self.restored = restore(inputs.resume, more.pop(), folder)
+        if limits := CheckpointLimits.of(inputs.job):
+            from glasshouse.task.lines import AgentLine
+
+            self.line = AgentLine(self._link, limits)
         if not self._ranked:
             os.close(secret)  # the mapping stays
             return inputs, inputs.job, None
@@ -88,7 +119,7 @@ class Protected:
 
         group = None
         if grant.machines is not None:
-            own = socket.socket(fileno=relay[0])
+            own = socket.socket(fileno=more[0])
             group = MachineGroup(own, inputs.group_secret, machine=grant.machine, machines=grant.machines)
         given = Given(
             secret=inputs.group_secret,
@@ -96,15 +127,20 @@ class Protected:
             descriptors=(secret, package),
             closed_to_others=True,
             machines=group,
+            line=self.line,
+            restored=self.restored,
         )
         return inputs, inputs.job, given
 
     def begin(self, control: JobControl) -> None:
         """Listen for `stop` from now on."""
-        self._link.listen(control.stop)
+        if self.line is None:
+            self._link.listen(control.stop)
+        else:
+            self._link.listen(control.stop, self.line.take)
 
 
-class Raw:
+class Raw(_Leg):
     """The raw leg: inputs are a plain folder; SIGTERM and SIGINT stop the job."""
 
     def __init__(self, kind: str, params: Path, inputs: Path, channel: Channel, *, ranked: bool) -> None:
@@ -115,7 +151,7 @@ class Raw:
         """Return that the work may be prepared."""
         return True
 
-    def granted(self) -> tuple[Inputs, Mapping[str, Json], Given | None]:
+    def granted(self, _folder: Path) -> tuple[Inputs, Mapping[str, Json], Given | None]:
         """Return the folder, the parameters and what each rank is handed."""
         table = registry.canonical(self._kind, json.loads(self._params.read_text("utf-8")))
         if not self._ranked:
@@ -240,7 +276,7 @@ def _run(leg: Protected | Raw, kind: str, workspace: Path, *, protected: bool, r
     warm()
     leg.channel.send({"type": "imported", "us": (time.perf_counter_ns() - started) // 1000})
 
-    granted = leg.granted()
+    granted = leg.granted(workspace / JOB_FOLDER)
     if granted is None:
         return None
     inputs, table, given = granted
@@ -264,6 +300,8 @@ def _run(leg: Protected | Raw, kind: str, workspace: Path, *, protected: bool, r
         channel=channel,
         workspace=workspace,
         output_folders=getattr(params, "outputs", ("outputs",)),
+        line=leg.line,
+        resume=leg.restored.get(0),
     )
     install(task)
     leg.channel.send({"type": "opened"})

@@ -1,0 +1,190 @@
+"""Checkpoints of all ranks of this machine: the worker decides for them, and passes their parts on to the agent.
+
+Laws: all ranks save at one step or none does, on every machine; a rank's part leaves after those of the ranks behind
+it, so that the first one may write last what follows from all; a file has one part, that of the first rank that names
+it. Source: spec/checkpoints.md section 3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any
+
+from glasshouse.errors import Code, RunError
+from glasshouse.task.channel import Message
+from glasshouse.task.lines import AgentLine, AgentSink, Permission
+from glasshouse.wire.lines.checkpoint import padded
+from glasshouse.workloads.distributed.machine_group import STORE_PORT, MachineGroup
+from glasshouse.workloads.distributed.rank_line import PIPE_BYTES
+from glasshouse.workloads.distributed.rank_messages import PartEnds, SaveTogether
+from glasshouse.workloads.process import failures
+
+Answer = Callable[[Message], None]
+_FOREVER = timedelta(days=365)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rank:
+    """One rank that wants to save."""
+
+    asked: SaveTogether
+    answer: Answer
+    part: SimpleQueue[int | None] = field(default_factory=SimpleQueue)  # the end of its pipe; None: it has ended
+    ended: SimpleQueue[tuple[PartEnds, Answer] | None] = field(default_factory=SimpleQueue)
+
+
+class RankCheckpoints:
+    """The checkpoints of `count` ranks."""
+
+    def __init__(self, line: AgentLine, count: int, machines: MachineGroup | None) -> None:
+        self._line, self._count, self._machines = line, count, machines
+        self._arrived: dict[int, _Rank] = {}
+        self._saving: Mapping[int, _Rank] = {}  # since the last of them came
+        self._lock = Lock()
+        self._waiting: list[Answer] = []  # of ranks whose files others still read
+        self._taken = 0  # how often all have come
+
+    def arrive(self, rank: int, asked: SaveTogether, answer: Answer) -> None:
+        """Take a rank's wish to save; all are answered when the last has come."""
+        with self._lock:
+            self._arrived[rank] = _Rank(asked=asked, answer=answer)
+            if len(self._arrived) < self._count:
+                return
+            self._saving, self._arrived = self._arrived, {}
+            together = self._saving
+            self._taken += 1
+        Thread(target=self._take, args=(together, self._taken), name="glasshouse-checkpoint", daemon=True).start()
+
+    def part(self, rank: int, descriptor: int) -> None:
+        """Take the end of the pipe from which a rank's part comes."""
+        found = self._saving.get(rank)
+        if found is None:
+            os.close(descriptor)
+        else:
+            found.part.put(descriptor)
+
+    def part_ended(self, rank: int, message: PartEnds, answer: Answer) -> None:
+        """Take the end of a rank's part."""
+        found = self._saving.get(rank)
+        if found is not None:
+            found.ended.put((message, answer))
+
+    def gone(self, rank: int) -> None:
+        """A rank has ended: those that wait for it need not."""
+        with self._lock:
+            self._arrived.pop(rank, None)
+            found = self._saving.get(rank)
+        if found is not None:
+            found.part.put(None)
+            found.ended.put(None)
+
+    def _take(self, ranks: Mapping[int, _Rank], number: int) -> None:
+        try:
+            self._save(ranks, number)
+        except (ConnectionError, EOFError):
+            return  # the agent is gone, and this process a moment later
+        except Exception as error:  # of the store of another machine
+            failures.report(RunError(Code.CHECKPOINT_REFUSED, f"a checkpoint was not taken: {error}"))
+            self._line.finish(None, step=0)
+
+    def _save(self, ranks: Mapping[int, _Rank], number: int) -> None:
+        steps = {rank.asked.step for rank in ranks.values()}
+        waits = [rank.asked.wait_us for rank in ranks.values()]
+        wait_s = float("inf") if None in waits else max(wait for wait in waits if wait is not None) / 1e6
+        fit = len(steps) == 1 and all(rank.asked.paths is not None for rank in ranks.values())
+        store = None if self._machines is None else _Store(self._machines, number)
+        permission = self._line.claim(wait_s) if fit else None
+        if store is not None and not store.agree(0 if permission is None else permission.seq) and permission:
+            self._line.give_back(permission)
+            permission = None
+        if permission is None:
+            why: Message = {} if len(steps) == 1 else {"why": f"ranks save at different steps: {sorted(steps)}"}
+            for rank in ranks.values():
+                rank.answer({"taken": False, **why})
+            return
+        named: list[str] = []
+        for rank in (ranks[number] for number in sorted(ranks)):
+            rank.answer({"taken": True, "excepted": list(named)})
+            named += rank.asked.paths or () if rank.asked.shared else ()
+        first = 0 if self._machines is None else self._machines.machine * self._count
+        (step,) = steps
+        whole = True
+        for number in sorted(ranks, reverse=True):
+            whole = self._pass_on(ranks[number], permission, rank=first + number, step=step, before=whole) and whole
+        for answer in self._waiting:
+            answer({"taken": whole})
+        self._waiting = []
+        self._conclude(permission, store, step=step, whole=whole)
+
+    def _conclude(self, permission: Permission, store: _Store | None, *, step: int, whole: bool) -> None:
+        others: list[Message] = []
+        if store is not None:
+            own = self._line.rows(self._count) if whole else []
+            rows = store.gather([{name: row[name] for name in row if name != "type"} for row in own])
+            whole = whole and (rows is None or all(rows))
+            others = [row for of_machine in rows or () for row in of_machine]
+        self._line.finish(permission if whole else None, step=step, others=others)
+
+    def _pass_on(self, one: _Rank, permission: Permission, *, rank: int, step: int, before: bool) -> bool:
+        """Pass on one rank's part; return whether it is whole."""
+        descriptor = one.part.get()
+        if descriptor is None:
+            return False
+        with os.fdopen(descriptor, "rb", buffering=0) as pipe:
+            if not before:
+                return False  # closed: the rank finds that none is taken
+            sink = self._line.sink(permission, rank=rank, step=step)
+            size, sha256 = _copied(pipe, sink)
+        ended = one.ended.get()
+        if ended is None or (ended[0].size, ended[0].sha256) != (size, sha256.digest()):
+            zeros = memoryview(bytes(padded(size) - size))
+            sha256.update(zeros)
+            sink.data(zeros)
+            sink.end(padded(size), sha256.digest(), whole=False)
+            return False
+        message, answer = ended
+        sink.end(size, message.sha256, whole=message.whole)
+        if one.asked.shared:
+            self._waiting.append(answer)
+        else:
+            answer({"taken": message.whole})
+        return message.whole
+
+
+class _Store:
+    """Where the workers of several machines agree on one checkpoint: the store at which their ranks met."""
+
+    def __init__(self, machines: MachineGroup, number: int) -> None:
+        from torch.distributed import PrefixStore, TCPStore
+
+        self._machine, self._machines = machines.machine, machines.machines
+        store = TCPStore("127.0.0.1", STORE_PORT, is_master=False, timeout=_FOREVER)
+        self._store: Any = PrefixStore(f"glasshouse-checkpoint-{number}", store)
+
+    def agree(self, seq: int) -> bool:
+        """Return whether every machine has the permission for the same checkpoint; 0 for none."""
+        self._store.set(f"seq-{self._machine}", str(seq))
+        return bool(seq) and {int(self._store.get(f"seq-{one}")) for one in range(self._machines)} == {seq}
+
+    def gather(self, rows: list[Message]) -> list[list[Message]] | None:
+        """Return, on the first machine, the rows of each other; an empty list of one whose part is not whole."""
+        if self._machine:
+            self._store.set(f"rows-{self._machine}", json.dumps(rows))
+            return None
+        return [json.loads(self._store.get(f"rows-{one}")) for one in range(1, self._machines)]
+
+
+def _copied(pipe: Any, sink: AgentSink) -> tuple[int, Any]:
+    size, sha256, buffer = 0, hashlib.sha256(), memoryview(bytearray(PIPE_BYTES))
+    while count := pipe.readinto(buffer):
+        sha256.update(buffer[:count])
+        sink.data(buffer[:count])
+        size += count
+    return size, sha256
