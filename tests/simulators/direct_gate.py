@@ -4,36 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from starlette.routing import compile_path
 
+from glasshouse.attestation.measurements.measured import References
+from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.client.owner_client import OwnerClient, Reply
 from glasshouse.broker.decide.challenges import ChallengeIssuer, GateLimits
 from glasshouse.broker.decide.countersigning import Countersigner
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.decide.group_release import ReleaseRequests
 from glasshouse.broker.decide.key_release import ReleaseGate
+from glasshouse.broker.decide.lines.counting import CheckpointCounter
 from glasshouse.broker.decide.lines.leg_launch import catch_up
 from glasshouse.broker.decide.owner_views import OwnerViews
-from glasshouse.broker.http_api import LaunchRequest, LineRequest
+from glasshouse.broker.http_api import LaunchRequest, LineRequest, LineView
 from glasshouse.broker.serving import _owner_calls
 from glasshouse.broker.store.broker_state import open_broker, system_clock_us
 from glasshouse.broker.store.line_rows import Newest
 from glasshouse.broker.store.quota import Quota
 from glasshouse.broker.store.scope import EVERYTHING
+from glasshouse.evidence.events import EventType
 from glasshouse.handshake.delegation import RUN_USES, Delegation, Use
 from glasshouse.handshake.messages import Challenge
-from glasshouse.handshake.runtime_side import CheckedRelease, challenge_request, check_release
+from glasshouse.handshake.runtime_side import challenge_request, check_release
 from glasshouse.tamper.stage import Actor, Owner
-from glasshouse.wire.crypto import SigningKey, lengths_prefixed
+from glasshouse.wire.crypto import SigningKey, key_id, lengths_prefixed, sha256
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import Group
 from glasshouse.wire.lines.checkpoint import CheckpointHeader
 from glasshouse.wire.lines.line_start import LineStart
-from glasshouse.wire.lines.statements import LegLost, ResumeOrder, Ticket
+from glasshouse.wire.lines.statements import COUNT_PATH, CheckpointMessage, LegLost, ResumeOrder, Stored, Ticket
+from glasshouse.wire.policy import Assurance
+from glasshouse.wire.states import State
+from simulators.reporting import Reporter
 
+LEASE_S = 600
 HOUR_US = 3600 * 1_000_000
 
 
@@ -61,6 +71,11 @@ class StoreMemory:
     def header(self, _line: bytes, digest: bytes) -> CheckpointHeader | None:
         return self.headers.get(digest)
 
+    def store(self, ticket: Ticket) -> None:
+        """Have the header of a checkpoint, in which a gate looks at three members."""
+        header = SimpleNamespace(line=ticket.line, seq=ticket.seq, step=ticket.step)
+        self.headers[ticket.digest] = cast(CheckpointHeader, header)
+
 
 def _seq(ticket: Envelope | None) -> int:
     return 0 if ticket is None else Ticket.parse(ticket.payload).seq
@@ -87,6 +102,7 @@ class DirectGate:
             "/v1/release": ReleaseRequests(broker).ask,
             "/v1/heads": reports.heads,
             "/v1/receipt": reports.receipt,
+            COUNT_PATH: CheckpointCounter(broker, memory).count,
         }
         calls = _owner_calls(broker, OwnerViews(broker, stores=False), Quota(), None, memory)
         self._calls = [(call.method, compile_path(call.path)[0], call.handler) for call in calls]
@@ -132,53 +148,89 @@ class _DirectClient(OwnerClient):
         return self._gate.send(method, path, body)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _DirectActor(Actor):
+    gate: DirectGate
+
+    def post(self, path: str, body: bytes) -> Reply:
+        return self.gate.send("POST", path, body)
+
+
 class LineOwner(Owner):
     """An owner whose gate keeps checkpoints."""
 
-    def __init__(self, gate: DirectGate, *, releases: int = 1, **more: Any) -> None:
+    def __init__(self, gate: DirectGate, *, releases: int = 1, max_legs: int = 100, **more: Any) -> None:
         super().__init__(gate, releases=releases, **more)
-        self.gate, self.store = gate, SigningKey.generate()
-        now_us = gate.clock_us()
+        self.gate, self.store, self.releases_most = gate, SigningKey.generate(), releases
+        self.delegate()
+        if max_legs != 1:
+            self.redeploy(max_legs=max_legs)
+
+    def delegate(self, *, uses: frozenset[Use] = RUN_USES | {Use.STORE}) -> None:
+        """Delegate anew, to this gate and its store."""
+        now_us = self.gate.clock_us()
         self.delegation = Delegation(
-            broker_public=gate.broker_public,
-            uses=RUN_USES | {Use.STORE},
+            broker_public=self.gate.broker_public,
+            uses=uses,
             not_before_us=now_us - HOUR_US,
             not_after_us=now_us + 24 * HOUR_US,
             serial_us=now_us,
-            store_public=self.store.public,
+            store_public=self.store.public if Use.STORE in uses else None,
         ).sign(self.signing)
         self.client().put_delegation(self.delegation, self.signing.public)
 
+    def redeploy(self, *, max_legs: int) -> None:
+        """Record another deployment of the same package, which lets this many legs in without an order."""
+        policy = DeploymentPolicy(
+            assurance=Assurance.SOFTWARE,
+            profile=self.manifest.floor.profile,
+            egress=self.manifest.floor.egress,
+            references=References.of(self.measurement),
+            release_budget=self.releases_most,
+            not_after_us=self.gate.clock_us() + 24 * HOUR_US,
+            lease_s=LEASE_S,
+            max_duration_s=3600,
+            max_legs=max_legs,
+        )
+        self.deployment = self.client().add_deployment(self.manifest.sign(self.signing), self.package_key, policy)
+
     def leg(self, asked: LineRequest | None = None, *, group: Group | None = None) -> Machine:
         """Launch a leg, of a new line if none is named, and return the machine."""
-        client, line = self.client(), asked or LineRequest()
-        self._client = _Asking(client, line)
+        client, self._client = self._client, cast(OwnerClient, _Asking(self._client, asked or LineRequest()))
         try:
-            launch = self.launch(group=group)
+            launch = self.launch(group=group, lifetime_s=24 * 3600)
         finally:
             self._client = client
-        return Machine(Actor.enter(self, launch), self.gate)
+        actor = Actor.enter(self, launch)
+        direct = _DirectActor(
+            owner=self, launch=launch, hpke=actor.hpke, evidence=actor.evidence, url="", gate=self.gate
+        )
+        return Machine(direct, self.gate)
 
-    def order(
-        self, start: LineRequest, *, serial_us: int = 0, signer: SigningKey | None = None, **changes: Any
-    ) -> Envelope:
-        """Return the order for what is asked."""
-        assert start.id is not None
+    def next(self, line: bytes, **changes: Any) -> LineRequest:
+        """Return what asks for the next leg, as the gate shows the line."""
+        view = self.client().line(line)
+        asked = LineRequest(id=line, leg=view.leg + 1, seq=view.head_seq, checkpoint=view.head, ticket=view.ticket)
+        return replace(asked, **changes)
+
+    def order(self, asked: LineRequest, *, signer: SigningKey | None = None, **changes: Any) -> LineRequest:
+        """Return what is asked with an order for it."""
+        assert asked.id is not None
         order = ResumeOrder(
             deployment=self.deployment,
-            digest=start.checkpoint,
-            leg=start.leg,
-            line=start.id,
-            rewind=start.rewind,
-            seq=start.seq,
-            serial_us=serial_us or self.gate.clock_us(),
+            digest=asked.checkpoint,
+            leg=asked.leg,
+            line=asked.id,
+            rewind=asked.rewind,
+            seq=asked.seq,
+            serial_us=self.gate.clock_us(),
         )
-        return replace(order, **changes).sign(signer or self.signing)
+        return replace(asked, order=replace(order, **changes).sign(signer or self.signing))
 
-    def lost(self, line: bytes, leg: int, *, signer: SigningKey | None = None) -> Envelope:
-        """Return the statement that a leg's machines do not exist any more."""
+    def lost(self, line: bytes, leg: int, *, signer: SigningKey | None = None) -> LineView:
+        """Report that a leg's machines do not exist any more."""
         lost = LegLost(deployment=self.deployment, leg=leg, line=line, serial_us=self.gate.clock_us())
-        return lost.sign(signer or self.signing)
+        return self.client().leg_lost(line, lost.sign(signer or self.signing))
 
 
 @dataclass
@@ -194,32 +246,54 @@ class _Asking:
 
 @dataclass
 class Machine:
-    """A machine that was launched for a leg, and what it knows of its line."""
+    """A machine that was launched for a leg, and what it has of its line."""
 
-    actor: Actor
+    actor: _DirectActor
     gate: DirectGate
-    seq: int = 0
+    seq: int = 0  # of the last that was counted, as far as it was told
     head: bytes | None = None
-    release: CheckedRelease | None = field(default=None, repr=False)
+    tickets: list[Ticket] = field(default_factory=list)
 
     @property
-    def token(self) -> LineStart:
+    def owner(self) -> LineOwner:
+        owner = self.actor.owner
+        assert isinstance(owner, LineOwner)
+        return owner
+
+    @property
+    def start(self) -> LineStart:
         line = self.actor.launch.claims().line
         assert line is not None
         return line
 
+    @property
+    def line(self) -> bytes:
+        return self.start.id
+
+    @property
+    def key_id(self) -> str:
+        return key_id(self.actor.evidence.public)
+
+    @cached_property
+    def reporter(self) -> Reporter:
+        """Its log, up to where it was released to."""
+        reporter = Reporter(self.actor)
+        reporter.go_on(State.HARDENED)
+        return reporter
+
     def attest(self) -> Reply:
         """Send evidence for a new challenge, by the gate's clock."""
-        actor, gate = self.actor, self.gate
-        self.challenge = Challenge.parse(gate.send("POST", "/v1/challenge", challenge_request(actor.launch)).content())
+        self.challenge = Challenge.parse(
+            self.actor.post("/v1/challenge", challenge_request(self.actor.launch)).content()
+        )
         times = {"issued_us": self.challenge.issued_us, "started_us": self.challenge.issued_us}
-        self.evidence = actor.sign(replace(actor.claims(self.challenge), **times))
-        return gate.send("POST", "/v1/evidence", self.evidence)
+        self.evidence = self.actor.sign(replace(self.actor.claims(self.challenge), **times))
+        return self.actor.send(self.evidence)
 
     def opened(self, reply: Reply) -> LineStart:
-        """Open a release as a custodian does, and return the leg in its EAR."""
+        """Open a release as agent and custodian do, and return the leg in its EAR."""
         actor, manifest = self.actor, self.actor.owner.manifest
-        self.release = check_release(
+        release = check_release(
             reply.content(),
             actor.launch,
             self.challenge,
@@ -229,11 +303,53 @@ class Machine:
             floor=manifest.floor,
             now_us=self.gate.clock_us(),
         )
-        line = self.release.ear.line
+        line = release.ear.line
         assert line is not None
-        info = self.release.info
-        if line.encode() not in info:
-            info += lengths_prefixed(line.encode())
-        assert actor.hpke.open(self.release.sealed_key, info=info) == actor.owner.package_key
+        info = release.info + lengths_prefixed(line.encode())
+        assert actor.hpke.open(release.sealed_key, info=info) == actor.owner.package_key
         self.seq, self.head = line.next_seq - 1, line.checkpoint
         return line
+
+    def begin(self) -> Machine:
+        """Attest, and be released to."""
+        self.opened(self.attest())
+        return self
+
+    def message(self, *, signer: SigningKey | None = None, store: SigningKey | None = None, **changes: Any) -> bytes:
+        """Return the message that asks for its next checkpoint to be counted."""
+        seq, owner = self.seq + 1, self.owner
+        digest = changes.get("digest", sha256(b"checkpoint %d of " % seq + self.actor.evidence.public))
+        said: dict[str, Any] = {"deployment": owner.deployment, "leg": self.start.leg, "line": self.line, "seq": seq}
+        said = said | {"digest": digest} | {name: value for name, value in changes.items() if name in said}
+        stored = Stored(**said).sign(store or owner.store)
+        about = {"previous": self.head, "run_id": self.actor.launch.run_id, "step": 100 * seq, "stored": stored}
+        return CheckpointMessage(**said | about | changes).sign(signer or self.actor.evidence).encode()
+
+    def count(self, message: bytes | None = None) -> Reply:
+        """Have a checkpoint counted."""
+        return self.actor.post(COUNT_PATH, message or self.message())
+
+    def checkpoint(self) -> Ticket:
+        """Have the next checkpoint stored and counted, and keep the ticket."""
+        ticket = self.ticket(self.count())
+        self.gate.memory.store(ticket)
+        return ticket
+
+    def ticket(self, reply: Reply) -> Ticket:
+        """Return the ticket in an answer, and go on from it."""
+        ticket = Ticket.parse_signed(reply.content(), self.gate.broker_public)
+        self.seq, self.head = ticket.seq, ticket.digest
+        self.tickets.append(ticket)
+        return ticket
+
+    def reports(self) -> Reply:
+        """Report where its log is."""
+        self.reporter.log.append(EventType.NOTICE, {"code": "alive", "value": None})
+        return self.reporter.send(self.reporter.submission())
+
+    def ends(self) -> Reply:
+        """Wipe, and leave a receipt."""
+        reporter = self.reporter
+        reporter.end()
+        reporter.send(reporter.submission()).content()
+        return self.actor.post("/v1/receipt", reporter.receipt())

@@ -28,7 +28,9 @@ from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.decide.group_release import ReleaseRequests
 from glasshouse.broker.decide.groups import GroupRequests
 from glasshouse.broker.decide.key_release import ReleaseGate
+from glasshouse.broker.decide.lines.counting import CheckpointCounter
 from glasshouse.broker.decide.lines.leg_launch import catch_up
+from glasshouse.broker.decide.lines.line_requests import LineRequests
 from glasshouse.broker.decide.owner_requests import OwnerRequests
 from glasshouse.broker.decide.owner_views import OwnerViews
 from glasshouse.broker.decide.stored_files import RunStore
@@ -36,6 +38,7 @@ from glasshouse.broker.http.connections import Troubles
 from glasshouse.broker.http.endpoints import (
     Admission,
     OwnerCall,
+    Reader,
     add_message_route,
     add_open_route,
     add_route,
@@ -55,6 +58,7 @@ from glasshouse.evidence.bundle import MAX_SUBMISSION_BYTES as MAX_RECEIPT_BYTES
 from glasshouse.evidence.heads import MAX_SUBMISSION_BYTES as MAX_HEADS_BYTES
 from glasshouse.evidence.stored import MAX_STORE_BYTES
 from glasshouse.handshake.messages import MAX_RELEASE_REQUEST_BYTES, MAX_REQUEST_BYTES
+from glasshouse.wire.lines.statements import COUNT_PATH, MAX_STATEMENT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,13 +93,16 @@ def create_apps(
     quota = quota or Quota()
     reports = Countersigner(broker)
     runtime, owner, gate, pace = bare_app(), bare_app(), bare_app(), Pace(broker.clock_us)
-    for path, reader, body_bytes in (
+    messages: list[tuple[str, Reader, int]] = [
         ("/v1/challenge", ChallengeIssuer(broker, limits or GateLimits()).challenge, MAX_REQUEST_BYTES),
         ("/v1/evidence", ReleaseGate(broker, memory).evidence, MAX_EVIDENCE_BYTES),
         ("/v1/release", ReleaseRequests(broker).ask, MAX_RELEASE_REQUEST_BYTES),
         ("/v1/heads", reports.heads, MAX_HEADS_BYTES),
         ("/v1/receipt", reports.receipt, MAX_RECEIPT_BYTES),
-    ):
+    ]
+    if memory is not NOTHING_KEPT:
+        messages.append((COUNT_PATH, CheckpointCounter(broker, memory).count, MAX_STATEMENT_BYTES))
+    for path, reader, body_bytes in messages:
         for app in (runtime, gate):
             add_message_route(app, path, reader, body_bytes=body_bytes, executor=executor, intake=intake, pace=pace)
     if keeps is not None:
@@ -119,6 +126,7 @@ def _owner_calls(
 ) -> Iterator[OwnerCall]:
     """Yield the calls of an owner, on the Unix socket and over the network."""
     requests, groups = OwnerRequests(broker, quota, memory), GroupRequests(broker, quota)
+    lines = LineRequests(broker, memory)
     yield OwnerCall("PUT", "/v1/delegation", requests.put_delegation)
     yield OwnerCall("POST", "/v1/deployments", requests.add_deployment)
     yield OwnerCall("GET", "/v1/deployments/{deployment}", views.deployment)
@@ -126,6 +134,8 @@ def _owner_calls(
     yield OwnerCall("POST", "/v1/groups", groups.add_group)
     yield OwnerCall("GET", "/v1/groups/{group}", groups.group)
     yield OwnerCall("POST", "/v1/groups/{group}/refuse", groups.refuse_group)
+    yield OwnerCall("GET", "/v1/lines/{line}", lines.line)
+    yield OwnerCall("POST", "/v1/lines/{line}/lost", lines.lost)
     yield OwnerCall("POST", "/v1/packages/{package_id}/revoke", requests.revoke)
     yield OwnerCall("GET", "/v1/runs/{run_id}", views.run)
     yield OwnerCall("GET", "/v1/audit", views.audit, is_paged=True)

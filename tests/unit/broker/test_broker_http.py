@@ -40,11 +40,13 @@ CALLS = [
     ("GET", "/v1/audit"),
     ("GET", "/v1/deployments/{deployment}"),
     ("GET", "/v1/groups/{group}"),
+    ("GET", "/v1/lines/{line}"),
     ("GET", "/v1/runs/{run_id}"),
     ("POST", "/v1/deployments"),
     ("POST", "/v1/groups"),
     ("POST", "/v1/groups/{group}/refuse"),
     ("POST", "/v1/launches"),
+    ("POST", "/v1/lines/{line}/lost"),
     ("POST", "/v1/packages/{package_id}/revoke"),
     ("PUT", "/v1/delegation"),
 ]

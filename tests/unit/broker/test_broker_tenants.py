@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.client.gate_client import GateClient
 from glasshouse.broker.client.owner_client import OwnerClient, Reply
 from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError, UsageError, VerificationError
-from glasshouse.handshake.launch import LaunchFile
+from glasshouse.handshake.delegation import Delegation, Use
+from glasshouse.handshake.launch import LaunchFile, parse_token
 from glasshouse.handshake.owner_api import SignedPolicy
 from glasshouse.jobs.supervise.launching import mint
 from glasshouse.package.layout import key_commitment
@@ -23,6 +25,7 @@ from glasshouse.tamper.stage import Actor, Owner, clock_us
 from glasshouse.wire.canonical import Json, b64encode, encode
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.lines.statements import LegLost
 from glasshouse.wire.states import State
 from simulators.gate_store import ALICE, MALLORY, AtGate
 from simulators.local_broker import LocalBroker
@@ -68,6 +71,26 @@ def test_an_owner_does_at_the_gate_what_owners_do(alice: Owner) -> None:
     assert alice.client().group(second.id)["launched"] == 1
 
 
+def keeps_checkpoints(owner: Owner) -> None:
+    """Name a store in an owner's delegation, as launches of lines need."""
+    delegation = Delegation.from_envelope(owner.delegation, owner.signing.public)
+    more = replace(delegation, uses=frozenset(Use), store_public=bytes(32), serial_us=clock_us())
+    owner.client().put_delegation(more.sign(owner.signing), owner.signing.public)
+
+
+def line_of(gate: LocalBroker, owner: Owner) -> bytes:
+    """Launch the first leg of a line, and return the line's id."""
+    keeps_checkpoints(owner)
+    reply = ask(owner, "POST", "/v1/launches", launch_body(owner.deployment, line={"leg": 1, "seq": 0}))
+    claims = parse_token(json.loads(reply.content())["token"], broker_public=gate.broker_public, now_us=clock_us())
+    assert claims.line is not None
+    return claims.line.id
+
+
+def leg_lost(ids: dict[str, str]) -> LegLost:
+    return LegLost(deployment=ids["deployment"], leg=1, line=bytes.fromhex(ids["line"]), serial_us=1)
+
+
 # Each call of the owner API, tried on an id: what is asked, by (method, path, body).
 Asked = tuple[str, str, dict[str, Json] | None]
 CALLS: dict[str, Callable[[dict[str, str], Owner], Asked]] = {
@@ -80,6 +103,17 @@ CALLS: dict[str, Callable[[dict[str, str], Owner], Asked]] = {
         "POST",
         f"/v1/groups/{ids['group']}/refuse",
         {"code": "rank-lost", "machine": 0},
+    ),
+    "GET /v1/lines/ID": lambda ids, _: ("GET", f"/v1/lines/{ids['line']}", None),
+    "POST /v1/lines/ID/lost": lambda ids, me: (
+        "POST",
+        f"/v1/lines/{ids['line']}/lost",
+        {"lost": leg_lost(ids).sign(me.signing).to_json()},
+    ),
+    "POST /v1/launches of a line": lambda ids, me: (
+        "POST",
+        "/v1/launches",
+        launch_body(me.deployment, line={"id": ids["line"], "leg": 1, "seq": 0}),
     ),
     "POST /v1/packages/ID/revoke": lambda ids, _: (
         "POST",
@@ -105,7 +139,7 @@ SIGNED = {"PUT /v1/delegation", "POST /v1/deployments"}
 def test_every_call_of_the_page_is_tried() -> None:
     page = (ROOT / "spec" / "owner-api.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `((?:GET|PUT|POST) /v1/[A-Za-z/]+)` \|", page, flags=re.MULTILINE))
-    assert named == {name.partition(" in ")[0] for name in CALLS} | SIGNED
+    assert named == {re.split(" in | of ", name)[0] for name in CALLS} | SIGNED
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -120,7 +154,9 @@ def test_another_owners_id_is_answered_as_one_that_does_not_exist(
         "run": actor.launch.run_id,
         "group": group.id.hex(),
         "package": alice.manifest.package_id,
+        "line": line_of(gate, alice).hex(),
     }
+    keeps_checkpoints(mallory)
     nobodys = {name: secrets.token_hex(len(value) // 2) for name, value in theirs.items()}
     before = {table: rows for table, rows in gate.everything().items() if table != "owners"}
     replies = [ask(mallory, *CALLS[name](ids, mallory)) for ids in (theirs, nobodys)]

@@ -20,6 +20,8 @@ from glasshouse.broker.http_api import (
     GroupRefusal,
     GroupRequest,
     LaunchRequest,
+    LegLostRequest,
+    LineView,
     Problem,
     RevocationRequest,
     StoredFiles,
@@ -204,6 +206,14 @@ class OwnerClient:
         """Return how a group stands."""
         return self._ask("GET", f"/v1/groups/{group_id.hex()}")
 
+    def line(self, line: bytes) -> LineView:
+        """Return how a line stands."""
+        return _line_in(self._ask("GET", f"/v1/lines/{line.hex()}"))
+
+    def leg_lost(self, line: bytes, lost: Envelope) -> LineView:
+        """Report with a signed `LegLost` that a leg's machines do not exist any more; return how its line stands."""
+        return _line_in(self._ask("POST", f"/v1/lines/{line.hex()}/lost", LegLostRequest(lost=lost)))
+
     def revoke(self, package_id: str, *, running: bool = False) -> dict[str, Json]:
         """Have a package's key released never again; with `running`, have its runs' leases run out too."""
         return self._ask("POST", f"/v1/packages/{package_id}/revoke", RevocationRequest(running=running))
@@ -267,6 +277,13 @@ class OwnerClient:
 
     def _send(self, method: str, path: str, body: bytes | None) -> Reply:
         return request(self._url, method, path, body)
+
+
+def _line_in(answer: dict[str, Json]) -> LineView:
+    try:
+        return LineView.from_json(answer)
+    except FormatError as error:
+        raise PeerError(Code.BROKER_PROTOCOL, f"an answer that is no line: {error.message}") from None
 
 
 def _member(answer: Mapping[str, Json], name: str, kind: type[Kind]) -> Kind:

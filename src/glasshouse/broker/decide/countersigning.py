@@ -28,8 +28,10 @@ from glasshouse.evidence.heads import CountersignedHead, HeadSubmission, check_s
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.handshake.delegation import Use
 from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.states import State
 
 _MOST_SPOILED = 4096
+_ENDING = frozenset({State.ZEROIZING, State.ZEROIZED})
 
 
 class Countersigner:
@@ -43,8 +45,8 @@ class Countersigner:
         """Read a head; what is returned countersigns it if it is larger than and consistent with the last one.
 
         Raises:
-            RefusedError: `run-unknown`, `package-revoked` where the owner ends the package's runs, or as
-                `evidence.heads.countersign`.
+            RefusedError: `run-unknown`, `package-revoked` where the owner ends the package's runs, `line-superseded`
+                of a leg after which another was released, or as `evidence.heads.countersign`.
             VerificationError: `delegation-invalid`: the owner has not delegated this, or no longer.
             FormatError: for what is not a submission.
         """
@@ -57,7 +59,7 @@ class Countersigner:
                 raise RefusedError(Code.PACKAGE_REVOKED, "the package's owner ends its runs")
             now_us = self._now_us(found)
             self._delegated(connection, found, now_us)
-            return found, countersign(
+            signed = countersign(
                 submission.head,
                 submission.proof,
                 run_id=found.row["run_id"],
@@ -66,6 +68,10 @@ class Countersigner:
                 broker_key=self._broker.key,
                 now_us=now_us,
             )
+            # Also a head that is repeated: its answer would renew the lease.
+            if found.superseded and signed.head.state not in _ENDING:
+                raise RefusedError(Code.LINE_SUPERSEDED, "a later leg of this line was released: zeroize")
+            return found, signed
 
         def decide(connection: Connection) -> ApiAnswer:
             found, signed = judge(connection)

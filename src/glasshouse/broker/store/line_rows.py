@@ -29,6 +29,7 @@ _LEG = (
         line_launches.c.checkpoint,
         line_launches.c.rewind,
         releases.c.evidence_public,
+        packages.c.package_id,
         packages.c.owner,
         packages.c.manifest_sha256,
     )
@@ -99,7 +100,9 @@ class Leg:
     machine: int
     run_id: str
     evidence_public: bytes
-    owner: bytes  # of the package, their public signing key
+    # Of the package: what the database calls it, and its owner's public signing key.
+    package_row: str
+    owner: bytes
     manifest_sha256: bytes
 
     @property
@@ -137,6 +140,7 @@ def leg_of(connection: Connection, run_id: str, signer: str, *, broker_public: b
         machine=row["machine"],
         run_id=run_id,
         evidence_public=row["evidence_public"],
+        package_row=row["package_id"],
         owner=row["owner"],
         manifest_sha256=row["manifest_sha256"],
     )

@@ -242,11 +242,23 @@ def delegated(connection: Connection, package_id: str, use: Use, *, broker_publi
     Raises:
         VerificationError: `delegation-invalid` when there is none, or none that does.
     """
+    envelope, delegation = _current_delegation(connection, package_id)
+    delegation.check(use, broker_public=broker_public, at_us=now_us)
+    return envelope
+
+
+def store_public(connection: Connection, package_id: str, *, broker_public: bytes, now_us: int) -> bytes | None:
+    """Return the store key that a package's owner delegates to now; raises as `delegated`."""
+    _, delegation = _current_delegation(connection, package_id)
+    delegation.check(Use.STORE, broker_public=broker_public, at_us=now_us)
+    return delegation.store_public
+
+
+def _current_delegation(connection: Connection, package_id: str) -> tuple[bytes, Delegation]:
     row = connection.execute(_DELEGATED, {"package_id": package_id}).one_or_none()
     if row is None:
         raise VerificationError(Code.CHAIN_DELEGATION, "the package's owner has not delegated anything to this broker")
-    _delegation(row.envelope, row.owner).check(use, broker_public=broker_public, at_us=now_us)
-    return bytes(row.envelope)
+    return bytes(row.envelope), _delegation(row.envelope, row.owner)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
