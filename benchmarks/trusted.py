@@ -36,7 +36,8 @@ TIERS = (
     # An eighth is for lines: the key of their checkpoints is made of the package key, and a release opens beside one
     # checkpoint alone, so that no other process may open either.
     Tier(held="the package key (custodian)", roots=("glasshouse.custodian.__main__",), ceiling=2057),
-    Tier(held="a run's other keys (agent)", roots=("glasshouse.runtime.__main__",), ceiling=9456),
+    # A tenth is for lines: checkpoints are sealed here, sent and read again, and nothing else may send for a run.
+    Tier(held="a run's other keys (agent)", roots=("glasshouse.runtime.__main__",), ceiling=10663),
     Tier(
         held="plaintext and asset keys (worker)",
         roots=(

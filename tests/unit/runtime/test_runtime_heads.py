@@ -11,7 +11,7 @@ import pytest
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, RefusedError, RunError
 from glasshouse.evidence.events import EventType
-from glasshouse.evidence.heads import CountersignedHead, HeadSubmission, countersign
+from glasshouse.evidence.heads import CountersignedHead, Head, HeadSubmission, countersign
 from glasshouse.evidence.log import EventLog
 from glasshouse.runtime.gate import head_keeper
 from glasshouse.runtime.gate.head_keeper import HeadKeeper
@@ -27,7 +27,7 @@ class Broker:
         self.key = SigningKey.generate()
         self.last: CountersignedHead | None = None
         self.submissions: list[HeadSubmission] = []
-        self.away = self.deaf = False
+        self.away = self.deaf = self.fenced = False
         self.signs_with = self.key
         self._loop, self._run_id, self._evidence_public = loop, run_id, evidence_public
 
@@ -42,6 +42,8 @@ class Broker:
     def _answer(self, submission: HeadSubmission) -> bytes | GlasshouseError:
         if self.away:
             return PeerError(Code.BROKER_UNREACHABLE, "away")
+        if self.fenced and _state(submission, self._evidence_public) not in ENDING:
+            return RefusedError(Code.LINE_SUPERSEDED, "another leg was released")
         try:
             found = countersign(
                 submission.head,
@@ -56,6 +58,13 @@ class Broker:
             return refusal
         self.last = found
         return PeerError(Code.BROKER_UNREACHABLE, "lost") if self.deaf else found.encode()
+
+
+ENDING = (State.ZEROIZING, State.ZEROIZED)
+
+
+def _state(submission: HeadSubmission, evidence_public: bytes) -> State:
+    return Head.parse_signed(submission.head, evidence_public).state
 
 
 class _Call:
@@ -234,6 +243,31 @@ def _replay(desk: Desk, old: bytes, done: Callable[[Any], None]) -> _Call:
     call = _Call(old)
     desk.loop.after(0, lambda: done(call))
     return call
+
+
+def test_a_leg_that_was_fenced_off_ends_at_once_and_its_end_is_countersigned() -> None:
+    desk = Desk()
+    desk.settle()
+    desk.broker.fenced = True
+    desk.go(State.HARDENED)
+    with pytest.raises(RefusedError) as caught:
+        desk.settle()
+    assert caught.value.code is Code.LINE_SUPERSEDED
+    desk.end()
+    assert desk.keeper.finish(5)
+
+
+def test_one_that_hears_of_it_only_as_it_ends_is_countersigned_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_keeper, "_FIRST_RETRY_S", 0.01)
+    desk = Desk()
+    desk.settle()
+    desk.broker.fenced = desk.broker.away = True
+    desk.go(State.HARDENED)
+    desk.settle()
+    desk.keeper.rest()
+    desk.broker.away = False
+    desk.end()
+    assert desk.keeper.finish(5)
 
 
 def test_at_the_end_a_broker_that_refuses_is_asked_a_few_times_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from glasshouse.runtime.worker.worker_messages import Progress
 from glasshouse.runtime.worker.worker_session import Stage, WorkerSession
 from glasshouse.wire import frames
 from glasshouse.wire.crypto import RecipientKey, sha256
+from simulators.line_keeper_bench import LegBench
 
 FINISHED: dict[str, Any] = {
     "type": "finished",
@@ -183,6 +184,8 @@ def test_a_worker_that_takes_too_long_has_failed(talk: Talk) -> None:
         (Stage.RUNNING, b"plaintext that nobody announced"),
         (Stage.READY, b"plaintext before there is a grant"),
         (Stage.FINISHED, progress(1)),
+        (Stage.RUNNING, {"type": "part", "previous": None, "rank": 0, "seq": 1, "step": 1}),
+        (Stage.RUNNING, {"type": "checkpoint", "others": [], "seq": 1, "step": 1}),
         (Stage.RUNNING, {"type": "pace-parked", "done": 0}),
         (Stage.RUNNING, {"type": "pace-slice"}),
         (Stage.FINISHED, FINISHED),
@@ -239,6 +242,44 @@ def test_a_worker_cannot_finish_in_the_middle_of_an_output(talk: Talk) -> None:
     talk.say({"type": "output", "name": "a", "kind": "output", "class": "file", "bytes": 6})
     with pytest.raises(RunError):
         talk.say(FINISHED)
+
+
+def test_parts_of_a_checkpoint_come_between_outputs_and_progress_between_their_frames(
+    talk: Talk, tmp_path: Path
+) -> None:
+    leg = LegBench(tmp_path / "leg")
+    talk.until(Stage.IMPORTED)
+    talk.session.give(0, 4096, 0, talk.sealed, parts=leg.intake)
+    part = bytes(4096)
+    talk.say({"type": "opened"}, {"type": "running"})
+    talk.say({"type": "part", "previous": None, "rank": 0, "seq": 1, "step": 1}, part[:4000])
+    talk.say(progress(1), part[4000:])
+    talk.say({"type": "part-end", "bytes": 4096, "sha256": sha256(part).hex()})
+    talk.say({"type": "checkpoint", "others": [], "seq": 1, "step": 1})
+    talk.say(OUTPUT, b"abc", {"type": "output-end", "sha256": sha256(b"abc").hex()})
+    assert [one.done for one in talk.progress] == [1]
+    assert talk.outputs == ["a"]
+    talk.theirs.recv(1 << 16)  # the grant: a read ends where descriptors come
+    ((_, kept),) = frames.Decoder().feed(talk.theirs.recv(1 << 16))
+    assert isinstance(kept, dict)
+    assert (kept["type"], kept["rank"]) == ("part-kept", 0)
+    leg.settle()
+    assert len(leg.gate.tickets) == 1
+
+
+OUTPUT = {"type": "output", "name": "a", "kind": "output", "class": "file", "bytes": 3}
+
+
+@pytest.mark.parametrize("message", [FINISHED, OUTPUT], ids=["its end", "an output"])
+def test_nothing_else_may_come_within_a_part(talk: Talk, tmp_path: Path, message: dict[str, Any]) -> None:
+    leg = LegBench(tmp_path / "leg")
+    talk.until(Stage.IMPORTED)
+    talk.session.give(0, 4096, 0, talk.sealed, parts=leg.intake)
+    talk.say({"type": "opened"}, {"type": "running"})
+    talk.say({"type": "part", "previous": None, "rank": 0, "seq": 1, "step": 1})
+    with pytest.raises(RunError) as caught:
+        talk.say(message)
+    assert caught.value.code is Code.WORKER_FAILED
 
 
 def test_a_worker_that_gives_up_says_why(talk: Talk) -> None:

@@ -3,7 +3,8 @@
 Laws: one head is in flight at a time, the oldest unanswered one again and again until it is answered, for
 the broker may have recorded it and only the answer was lost; then the newest. So nothing piles up while
 the broker is away, and training never waits. Only a countersignature by the pinned broker key counts as
-contact, as of when it was first asked for; without contact for the length of the lease the run ends.
+contact, as of when it was first asked for; without contact for the length of the lease the run ends. A leg of a line
+that the gate fences off ends at once, and its end is countersigned.
 """
 
 from __future__ import annotations
@@ -150,7 +151,11 @@ class HeadKeeper:
                 self._met.add(error.code)
                 self._trouble(error.code)
             self._rejections += error.code is not Code.BROKER_UNREACHABLE
-            self._after("retry", self._retry_s, self._send)
+            if error.code is Code.LINE_SUPERSEDED:
+                self._waiting = None  # a head of how it ends is the next that the gate takes
+                if not self._resting:
+                    raise
+            self._after("retry", self._retry_s, self._send if self._waiting is not None else self.publish)
             self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
 
     def _take(self, answer: bytes) -> None:

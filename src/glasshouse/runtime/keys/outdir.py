@@ -4,6 +4,7 @@
 events.log          one event a line, flushed as it happens
 heads.log           countersigned heads, one a line
 outputs/NNNN.sealed log/NNNN.sealed
+checkpoints/        of a leg of a line: parts on their way to the store, by rank, or from it; gone at the end
 receipt.json        the bundle, when the run has ended
 .worker             while the run lasts: the session of the worker, or of the first process of its namespace
 ```
@@ -13,13 +14,14 @@ reserve is kept so that a disk filled by outputs still has room for how the run 
 """
 
 # pathlib would cost the agent 30 ms at every start, to no other use:
-# ruff: noqa: PTH102, PTH103, PTH104, PTH108
+# ruff: noqa: PTH102, PTH103, PTH104, PTH106, PTH108, PTH208
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import BinaryIO
 
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.runtime.watchdog.session_record import NAME as SESSION_NAME
@@ -44,7 +46,7 @@ class PartialFile:
     """A file that has its final name only once `keep` was called; raises `RunError`."""
 
     def __init__(self, final: str) -> None:
-        self._final, self._partial = final, final + ".partial"
+        self.final, self._partial = final, final + ".partial"
         with disk_errors():
             self.stream = os.fdopen(os.open(self._partial, _FLAGS, 0o600), "wb", buffering=0)
 
@@ -52,14 +54,14 @@ class PartialFile:
         """Close the file and give it its final name; raises `RunError`."""
         with disk_errors():
             self.stream.close()
-            os.rename(self._partial, self._final)
+            os.rename(self._partial, self.final)
 
     def discard(self) -> None:
         """Remove the file; one that is gone or kept is fine."""
         try:
             self.stream.close()
         finally:
-            _remove(self._partial)
+            remove(self._partial)
 
 
 class OutDir:
@@ -90,6 +92,29 @@ class OutDir:
         """Open the next sealed file of ``outputs`` or ``log``; raises `RunError`."""
         return PartialFile(f"{self._root}/{folder}/{sequence:04d}.sealed")
 
+    def checkpoints(self) -> None:
+        """Make the folder of checkpoints, of a leg of a line; raises `RunError`."""
+        with disk_errors():
+            os.mkdir(f"{self._root}/checkpoints", mode=0o700)
+
+    def part(self, rank: int) -> PartialFile:
+        """Open a sealed part of a checkpoint; raises `RunError`."""
+        return PartialFile(f"{self._root}/checkpoints/{rank:04d}.sealed")
+
+    def resumed(self) -> BinaryIO:
+        """Open the file for the chunks of the checkpoint that the leg goes on from; raises `RunError`."""
+        with disk_errors():
+            path = f"{self._root}/checkpoints/resumed"
+            return os.fdopen(os.open(path, _FLAGS & ~os.O_WRONLY | os.O_RDWR, 0o600), "w+b", buffering=0)
+
+    def no_checkpoints(self) -> None:
+        """Remove that folder with what is in it; nothing happens where there is none. Raises `RunError`."""
+        folder = f"{self._root}/checkpoints"
+        with disk_errors(), suppress(FileNotFoundError):
+            for name in os.listdir(folder):
+                remove(f"{folder}/{name}")
+            os.rmdir(folder)
+
     def receipt(self, bundle: bytes) -> None:
         """Write the bundle, whole or not at all; raises `RunError`."""
         file = PartialFile(f"{self._root}/receipt.json")
@@ -105,11 +130,11 @@ class OutDir:
 
     def worker_gone(self) -> None:
         """Remove that; nothing happens where there is none."""
-        _remove(f"{self._root}/{SESSION_NAME}")
+        remove(f"{self._root}/{SESSION_NAME}")
 
     def give_reserve(self) -> None:
         """Free the reserve: from now on only the end of the run is written."""
-        _remove(f"{self._root}/.reserve")
+        remove(f"{self._root}/.reserve")
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[int]:
@@ -121,7 +146,8 @@ class OutDir:
                 os.close(descriptor)
 
 
-def _remove(path: str) -> None:
+def remove(path: str) -> None:
+    """Remove a file; one that is gone is fine."""
     with suppress(FileNotFoundError):
         os.unlink(path)
 

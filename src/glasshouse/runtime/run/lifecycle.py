@@ -18,7 +18,7 @@ from glasshouse.attestation.measurements.measurement import measure_environment,
 from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.custodian.exchange import Request
 from glasshouse.custodian.residue_patterns import ResiduePatterns
-from glasshouse.errors import Code, RunError, UsageError
+from glasshouse.errors import Code, PeerError, RunError, UsageError
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.log import EventLog
 from glasshouse.handshake.launch import MAX_LAUNCH_BYTES, LaunchFile
@@ -226,20 +226,43 @@ def _attest(run: Run, identity: RunIdentity, manifest: Manifest, hpke_public: by
 def _open(run: Run, identity: RunIdentity, manifest: Manifest) -> None:
     """Have the release opened by the custodian, observe both processes again, and hand over the asset keys."""
     session, release, regions = have(run.session), have(run.release), have(run.processes.regions)
-    group, relay = identity.token.group, run.processes.relay
+    group, relay, line = identity.token.group, run.processes.relay, release.ear.line
     with run.times.step("release"):
+        if line is not None:
+            from glasshouse.runtime.lines.leg_run import LegRun  # few runs have a line
+
+            run.leg = LegRun(
+                run.loop,
+                have(run.gate),
+                run.out,
+                identity.launch,
+                manifest,
+                line,
+                evidence_key=identity.evidence_key,
+                environment_sha256=have(run.environment_sha256),
+                lease_s=release.ear.lease_s,
+                record=run.record,
+                notice=run.notice,
+                tell=session.tell,
+            )
+            run.leg.hand_over(regions.checkpoint)
         opened = have(run.processes.custodian).open(
             Request(
                 deployment=identity.token.deployment,
                 group=group,
                 info=release.info,
-                line=release.ear.line,
+                line=line,
                 manifest_sha256=manifest.sha256,
                 sealed_key=release.sealed_key,
             )
         )
         _drop_public_text(run)
+    if (line is None) != (opened.checkpoints is None):
+        raise PeerError(Code.RELEASE_INVALID, "the broker's release is a leg for a job without checkpoints, or none")
     run.enter(State.RELEASED)
+    if run.leg is not None:
+        with run.times.step("open"):
+            run.leg.fetch()  # while the worker imports
     session.reach(Stage.IMPORTED, within_s=IMPORT_PATIENCE_S)
     with run.times.step("open"):
         demand_profile(_observe(run, identity))
@@ -254,8 +277,12 @@ def _open(run: Run, identity: RunIdentity, manifest: Manifest) -> None:
             regions.grant.size,
             session.worker.package,
             Outputs(run.out, _sealing(identity, manifest), opened.limits),
+            parts=None if run.leg is None else run.leg.begin(opened),
+            resumed=None if run.leg is None or run.leg.resumed is None else run.leg.resumed.fileno(),
             machines=machines,
         )
+        if run.leg is not None:
+            run.leg.permit()
         session.reach(Stage.OPENED, within_s=OPEN_PATIENCE_S)
 
 
@@ -285,6 +312,8 @@ def _work(run: Run) -> None:
         run.loop.run_until(lambda: session.stage is Stage.FINISHED)
     finally:
         run.times.work_us = run.times.now_us() - begun_us
+    if run.leg is not None:
+        run.leg.finish()
     session.wait_for_end(within_s=EXIT_PATIENCE_S)
     session.end()  # whatever still lives could write to the log for as long as it likes
     with run.times.step("seal_outputs"):

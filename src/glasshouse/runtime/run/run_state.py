@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from glasshouse.attestation.claims import Gpu, HardeningReport
 from glasshouse.attestation.measurements.measured import Measured
@@ -33,7 +33,13 @@ from glasshouse.runtime.worker.worker_session import Stage, WorkerSession
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.states import Outcome, State
 
+if TYPE_CHECKING:
+    from glasshouse.runtime.lines.leg_run import LegRun  # few runs have a line
+
 _T = TypeVar("_T")
+
+LAST_CHECKPOINT_S = 600.0
+"""How much longer a job that is to stop may take for a checkpoint that it has begun."""
 
 _EXIT = {
     Outcome.COMPLETED: ExitCode.DONE,
@@ -144,6 +150,7 @@ class Run:
     processes: Processes
     shared_before: Before = field(default_factory=dict)
     session: WorkerSession | None = None
+    leg: LegRun | None = None  # of a run that is a leg of a line
     sealed_log: SealedLog | None = None
     identity: RunIdentity | None = None
     gate: BrokerClient | None = None
@@ -184,11 +191,19 @@ class Run:
         if self.stopping is not None or self.session is None or self.session.stage is not Stage.RUNNING:
             raise why
         self.stopping = why
-        self.session.stop()
+        self.session.tell({"type": "stop"})
+        if self.leg is not None:
+            self.leg.hurry()
+        # The owner's policy bounds a run also while a checkpoint is on its way; the owner's order to stop does not.
+        may_wait = self.leg is not None and why.code is Code.INTERRUPTED
+        until_s = self.loop.now_s() + (LAST_CHECKPOINT_S if may_wait else 0.0)
 
         def no_longer() -> None:
-            if self.ending is None:
+            if self.ending is not None:
+                return
+            if self.leg is None or not self.leg.busy or self.loop.now_s() >= until_s:
                 raise why
+            self.loop.after(grace_s, no_longer)
 
         self.loop.after(grace_s, no_longer)
 

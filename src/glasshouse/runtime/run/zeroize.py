@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import TypeVar
 
 from glasshouse.attestation.claims import CheckResult, WorkspaceKind
@@ -19,7 +20,7 @@ from glasshouse.errors import Code, GlasshouseError, PeerError
 from glasshouse.evidence.bundle import Bundle, CountersignedReceipt, ReceiptAnswer, ReceiptSubmission
 from glasshouse.evidence.events import EventType, ProbeResult
 from glasshouse.evidence.heads import MAX_HEAD_BYTES
-from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, Loss, Probe, Receipt
+from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, Leg, Loss, Probe, Receipt
 from glasshouse.runtime.gate.attest import now_us
 from glasshouse.runtime.keys.shared_files import Before
 from glasshouse.runtime.run import probes
@@ -108,6 +109,8 @@ def _end_worker(run: Run) -> None:
         steps.do(run.session.end)
     elif worker is not None:
         steps.do(worker.end)
+    if run.leg is not None:
+        steps.do(run.leg.close)
     if run.processes.relay is not None:
         steps.do(run.processes.relay.stop)
     if run.sealed_log is not None:
@@ -126,7 +129,7 @@ def _wipe_keys(run: Run) -> None:
         steps.do(run.processes.regions.grant.wipe)
     # Ciphers keep copies of their keys and cleanse them when they are deleted; the session held the sealers.
     if run.session is not None:
-        run.session.outputs = None
+        run.session.outputs = run.session.parts = None
     gc.collect()
     steps.raise_failed()
 
@@ -173,7 +176,7 @@ def _forget(run: Run) -> None:
     """Drop the last keys and the watchdog; the process ends right after this."""
     if run.processes.watchdog is not None:
         run.processes.watchdog.stop()
-    run.identity = run.gate = run.heads = None
+    run.identity = run.gate = run.heads = run.leg = None
     if run.processes.regions is not None:
         run.processes.regions.close()
     if run.sealed_log is not None:
@@ -269,4 +272,13 @@ def _receipt(run: Run, identity: RunIdentity, ending: Ending, answers: Sequence[
         code=ending.code,
         started_us=run.started_us,
         finished_us=max(run.started_us, now_us()),
+        line=None if release is None else _leg(run, identity),
     )
+
+
+def _leg(run: Run, identity: RunIdentity) -> Leg | None:
+    line = identity.token.line
+    if line is None:
+        return None
+    stated = {member.name: getattr(line, member.name) for member in fields(line)}
+    return Leg(**stated, last=None if run.leg is None else run.leg.last)

@@ -14,11 +14,12 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias, cast
+from typing import Annotated, TypeAlias, cast, get_args
 
 from glasshouse.errors import Code, FormatError, RunError
 from glasshouse.evidence.events import is_loss
 from glasshouse.evidence.receipt import Unit, Work
+from glasshouse.runtime.lines.part_messages import PartBegins, PartEnds, PartsThere
 from glasshouse.runtime.loop import Loop, interrupted, refuse_descriptors
 from glasshouse.wire import frames
 from glasshouse.wire.canonical import Codec, Json, decode
@@ -189,10 +190,9 @@ class Failed(Record, constants={"type": "failed"}):
     code: Annotated[Code, Codec(_failure, str)]
 
 
-Message: TypeAlias = (
-    Sandbox | Ready | Imported | Opened | Running | Progress | OutputBegins | OutputEnds | Finished | Failed
-)
-_MESSAGE = one_of("type", Ready, Imported, Opened, Running, Progress, OutputBegins, OutputEnds, Finished, Failed)
+OfWork: TypeAlias = Progress | OutputBegins | OutputEnds | PartBegins | PartEnds | PartsThere | Finished
+Message: TypeAlias = Sandbox | Ready | Imported | Opened | Running | OfWork | Failed
+_MESSAGE = one_of("type", Ready, Imported, Opened, Running, *get_args(OfWork), Failed)
 
 
 def parse(value: Json) -> Message:

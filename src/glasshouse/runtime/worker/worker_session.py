@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from glasshouse.errors import Code, RunError
 from glasshouse.evidence.events import PROGRESS_US
@@ -18,11 +19,15 @@ from glasshouse.evidence.receipt import Work
 from glasshouse.package.outputs import SealedOutput
 from glasshouse.runtime.confine.memory_limits import oom_kills
 from glasshouse.runtime.keys.sealing import Outputs
+from glasshouse.runtime.lines.part_messages import PartBegins, PartEnds, PartsThere
 from glasshouse.runtime.loop import Loop, Timer
 from glasshouse.runtime.worker import worker_messages as messages
 from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.runtime.worker.worker_messages import WorkerLink
 from glasshouse.wire.canonical import Json
+
+if TYPE_CHECKING:
+    from glasshouse.runtime.lines.part_intake import PartIntake  # few runs have a line
 
 # Rounded up: a timer that is early by a microsecond would have to wait for another.
 PROGRESS_INTERVAL_S = 1.001
@@ -99,6 +104,7 @@ class WorkerSession:
     ) -> None:
         self.worker, self.stage = worker, Stage.STARTED
         self.outputs: Outputs | None = None  # takes its outputs; set before the grant
+        self.parts: PartIntake | None = None  # takes the parts of its checkpoints, of a leg of a line
         self.imports_us: int | None = None  # its own measure of importing its frameworks, once imported
         self.finished: messages.Finished | None = None  # its last message
         self._loop, self._sealing = loop, sealing
@@ -123,24 +129,31 @@ class WorkerSession:
         package: int,
         outputs: Outputs,
         *,
+        parts: PartIntake | None = None,
+        resumed: int | None = None,
         machines: tuple[int, int, int] | None = None,
     ) -> None:
         """Hand it the keys of its inputs and the package, by their descriptors; raises `RunError`.
 
-        Of a job on several `machines`: which this is, how many there are, and the descriptor of the relay.
+        Args:
+            resumed: of the file with the chunks of the checkpoint that it goes on from.
+            machines: of a job on several: which this is, how many there are, and the descriptor of the relay.
         """
-        self.outputs = outputs
+        self.outputs, self.parts = outputs, parts
         message: dict[str, Json] = {"type": "grant", "bytes": grant_bytes}
         descriptors = [grant, package]
         if machines is not None:
             message |= {"machine": machines[0], "machines": machines[1]}
             descriptors.append(machines[2])
+        if resumed is not None:
+            message["resume"] = True
+            descriptors.append(resumed)
         self._link.send(message, descriptors)
 
-    def stop(self) -> None:
-        """Ask it to stop; one that is gone is fine."""
+    def tell(self, message: dict[str, Json]) -> None:
+        """Send it a message; one that is gone is fine."""
         with suppress(RunError):
-            self._link.send({"type": "stop"})
+            self._link.send(message)
 
     def wait_for_end(self, *, within_s: float) -> None:
         """Wait until a finished worker has exited; one that lingers is killed by `end`."""
@@ -158,6 +171,8 @@ class WorkerSession:
                 self._progress_timer.cancel()
             if self.outputs is not None:
                 self.outputs.discard()
+            if self.parts is not None:
+                self.parts.discard()
 
     def _message(self, message: messages.Message) -> None:
         match message:
@@ -194,7 +209,7 @@ class WorkerSession:
             case messages.Progress():
                 if self._reports.offer(message) and self._progress_timer is None:
                     self._report_progress()
-            case messages.OutputBegins():
+            case messages.OutputBegins() if not self._part_comes:
                 with self._sealing():
                     self.outputs.begin(name=message.name, kind=message.kind, size=message.size)
                 self._header = message
@@ -202,7 +217,13 @@ class WorkerSession:
                 with self._sealing():
                     sealed = self.outputs.end(message.sha256)
                 self._on_output(self._header, sealed)
-            case messages.Finished() if not self.outputs.in_progress:
+            case PartBegins() if self.parts is not None and not self.outputs.in_progress:
+                self.parts.begin(message)
+            case PartEnds() if self.parts is not None:
+                self.tell(self.parts.end(message))
+            case PartsThere() if self.parts is not None:
+                self.parts.there(message)
+            case messages.Finished() if not self.outputs.in_progress and not self._part_comes:
                 self._report_progress()
                 if self._progress_timer is not None:
                     self._progress_timer.cancel()
@@ -214,8 +235,15 @@ class WorkerSession:
     def _data(self, plaintext: memoryview) -> None:
         if self.outputs is None:
             raise _out_of_order()
+        if self.parts is not None and self._part_comes:
+            self.parts.data(plaintext)
+            return
         with self._sealing():
             self.outputs.data(plaintext)
+
+    @property
+    def _part_comes(self) -> bool:
+        return self.parts is not None and self.parts.in_progress
 
     def _progress_due(self) -> None:
         self._progress_timer = None
