@@ -12,6 +12,7 @@ _API = (
     "Verified",
     "fetch",
     "inspect",
+    "resume",
     "run",
     "seal",
     "verify",

@@ -14,6 +14,7 @@ import glasshouse
 from glasshouse.errors import Code
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.jobs import api
+from glasshouse.jobs.lines.callbacks import Callbacks
 from glasshouse.wire.states import Outcome
 from simulators.command_line import CANARY, Shell
 
@@ -105,7 +106,7 @@ def test_ctrl_c_in_a_program_ends_the_run_in_order(shell: Shell) -> None:
 
 
 def test_nothing_is_rented_without_a_yes(shell: Shell, tmp_path: Path) -> None:
-    renting = api._Callbacks(None, None)
+    renting = Callbacks(None, None)
     with pytest.raises(glasshouse.GlasshouseError) as caught:
         renting.agree(None, tmp_path)  # type: ignore[arg-type]
     assert "yes=True" in caught.value.hint

@@ -7,17 +7,24 @@ from dataclasses import replace
 from typing import Any
 
 from glasshouse.attestation.policy import DeploymentPolicy
-from glasshouse.broker.http_api import LaunchRequest, LineRequest
+from glasshouse.broker.http_api import LaunchRequest, LineRequest, LineView
+from glasshouse.errors import Code, RefusedError
 from glasshouse.handshake.delegation import Delegation
 from glasshouse.handshake.launch import TokenClaims, issue_token
 from glasshouse.package.manifest import parse_signed
-from glasshouse.wire.crypto import SigningKey
+from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import Group
 from glasshouse.wire.lines.line_start import LineStart
+from glasshouse.wire.lines.statements import LegLost, Ticket
 
 LINE = bytes(range(32))
 NOW_S = 1_900_000_000
+
+
+def checkpoint(seq: int, fork: int = 0) -> bytes:
+    """Return the digest of a checkpoint."""
+    return sha256(f"checkpoint {seq} {fork}".encode())
 
 
 class LineGate:
@@ -37,6 +44,8 @@ class LineGate:
         self.policies: list[DeploymentPolicy] = []
         self.delegations: list[Delegation] = []
         self.told: dict[str, Any] = {}
+        self.view: LineView | None = None
+        self.lost: list[LegLost] = []
 
     @property
     def serving(self) -> LineGate:
@@ -70,6 +79,56 @@ class LineGate:
 
     def add_group(self, _deployment: str, *, machines: int, ranks: int) -> tuple[Group, ...]:
         return tuple(Group(id=bytes(32), machines=machines, machine=one, ranks=ranks) for one in range(machines))
+
+    def line(self, line: bytes) -> LineView:
+        if line != LINE or self.view is None:
+            raise RefusedError(Code.RUN_UNKNOWN, "this broker has no such line")
+        return self.view
+
+    def leg_lost(self, line: bytes, lost: Envelope) -> LineView:
+        said = LegLost.from_envelope(lost, self._owner)
+        assert said.line == line
+        self.lost.append(said)
+        assert self.view is not None
+        self.view = replace(self.view, leg=max(said.leg, self.view.leg), over="lost")
+        return self.view
+
+    def stands(self, **changes: Any) -> LineView:
+        """Change how the line stands, from a first leg that goes on and has counted nothing."""
+        first = LineView(
+            deployment="d" * 32,
+            id=LINE,
+            leg=1,
+            machines=1,
+            ranks=1,
+            run_ids=(self.launches[0].run_id,),
+            over="",
+            contact_us=NOW_S * 1_000_000,
+            seq=0,
+            head_seq=0,
+            head_step=0,
+        )
+        self.view = replace(self.view or first, **changes)
+        return self.view
+
+    def ticket(self, seq: int, *, leg: int = 1, run_id: str | None = None, fork: int = 0) -> Ticket:
+        """Count a checkpoint, 50 steps after the one before, by a digest of its number; `fork` makes it another."""
+        ticket = Ticket(
+            counted_us=NOW_S * 1_000_000,
+            deployment="d" * 32,
+            digest=checkpoint(seq, fork),
+            holder="e" * 32,
+            leg=leg,
+            line=LINE,
+            manifest_sha256=self.manifest.sha256,
+            run_id=run_id or self.launches[0].run_id,
+            seq=seq,
+            step=50 * seq,
+            previous=checkpoint(seq - 1) if seq > 1 else None,
+        )
+        head = {"head_seq": seq, "head_step": ticket.step, "head": ticket.digest}
+        self.stands(seq=seq, ticket=ticket.sign(self._key), **head)
+        return ticket
 
     def add_launch(self, request: LaunchRequest) -> str:
         self.launches.append(request)

@@ -49,6 +49,10 @@ Yes = Annotated[bool, option("--yes", "Do not ask.")]
 GateOption = Annotated[
     str | None, option("--gate NAME|URL", "A gate that was added by `glasshouse gate`: its name or URL.")
 ]
+Accept = Annotated[
+    bool, option("--accept-host-key", "Rent also what does not print its host key; the rental records it.")
+]
+Detach = Annotated[bool, option("--detach", "Return when it is placed; it goes on by itself.")]
 Machine = Annotated[int, option("--machine M", "Of a run on several machines: which, from 0.")]
 
 

@@ -15,29 +15,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError
+from glasshouse.errors import Code, ExitCode, GlasshouseError
 from glasshouse.evidence.events import Event
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.jobs.define.jobfile import load
-from glasshouse.jobs.define.package_records import public_part
-from glasshouse.jobs.define.seal_job import Sealed, script_warnings
+from glasshouse.jobs.define.package_records import Sealed
+from glasshouse.jobs.define.seal_job import script_warnings
 from glasshouse.jobs.define.seal_job import seal as seal_job
-from glasshouse.jobs.owner.home import Home, is_file
-from glasshouse.jobs.owner.known_owners import Anchor, OwnerTrust, recognise
-from glasshouse.jobs.owner.owner_identity import OwnerPublic
+from glasshouse.jobs.lines.callbacks import Callbacks
+from glasshouse.jobs.lines.resuming import resume as resume_run
+from glasshouse.jobs.lines.resuming import run_through
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.owner_identity import unlock as unlock_identity
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.places.rental_journal import Rental
 from glasshouse.jobs.results.collect import RunOutput
 from glasshouse.jobs.results.fetching import Fetched, fetch_run
+from glasshouse.jobs.results.inspected import Inspected, inspect
 from glasshouse.jobs.results.summary import account_of
-from glasshouse.jobs.supervise.follow import Seen
-from glasshouse.jobs.supervise.prepare import Prepared
-from glasshouse.jobs.supervise.run_job import run_job
-from glasshouse.jobs.supervise.run_request import Listener, Renting, RunRequest
+from glasshouse.jobs.supervise.run_request import RunRequest
 from glasshouse.jobs.supervise.supervision import Ended
 from glasshouse.jobs.verify.verify_named import Verified, verify_named
-from glasshouse.package.manifest import Manifest
 from glasshouse.wire.states import Outcome
 
 __all__ = [
@@ -49,6 +47,7 @@ __all__ = [
     "Verified",
     "fetch",
     "inspect",
+    "resume",
     "run",
     "seal",
     "verify",
@@ -56,27 +55,6 @@ __all__ = [
 
 Passphrase = str | Callable[[], str] | None
 _MAX_NAME_CHARS = 100
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Inspected:
-    """The public facts of a sealed package, whose signature holds.
-
-    Attributes:
-        path: of the package.
-        manifest: workload, policy, recipients, sizes.
-        trust: whose it is, and where that key came from.
-        yours: whether its owner is this home's; None where the home has no identity.
-        key_here: whether its key is in this home's key store.
-        bytes: how long the file is.
-    """
-
-    path: Path
-    manifest: Manifest
-    trust: OwnerTrust
-    yours: bool | None
-    key_here: bool
-    bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,26 +121,6 @@ def seal(
     return dataclasses.replace(sealed, notes=notes + sealed.notes)
 
 
-def inspect(package: Path | str, *, home: Path | str | None = None) -> Inspected:
-    """Read a package's public facts and check its signature; nothing is decrypted.
-
-    Raises:
-        UsageError: `file-missing`.
-        PackageError, FormatError: it is no package, or not as it was signed.
-    """
-    place, path = _located(home), Path(package)
-    manifest, _envelope = public_part(path)
-    trust = recognise(place, OwnerPublic(signing=manifest.owner_signing, sealing=manifest.owner_sealing))
-    return Inspected(
-        path=path,
-        manifest=manifest,
-        trust=trust,
-        yours=trust.anchor is Anchor.YOURS if is_file(place.owner_public) else None,
-        key_here=is_file(place.keys / f"{manifest.package_id}.json"),
-        bytes=path.stat().st_size,
-    )
-
-
 def run(
     what: Path | str,
     *,
@@ -199,9 +157,54 @@ def run(
     place = _home(home)
     request = RunRequest.of(Path(what), home=place, on=on, gate=gate, ranks=ranks, machines=machines)
     identity = unlock_identity(place.owner_private, passphrase)
-    ended = run_job(request, home=place, identity=identity, listener=_Callbacks(event, say, yes=yes))
+    ended = run_through(request, home=place, identity=identity, listener=Callbacks(event, say, yes=yes))
+    return _result(ended, place, identity)
+
+
+def resume(
+    run: str,
+    *,
+    on: str | None = None,
+    lost: bool = False,
+    rewind_to: int | None = None,
+    yes: bool = False,
+    event: Callable[[Event], None] | None = None,
+    say: Callable[[str], None] | None = None,
+    passphrase: Passphrase = None,
+    home: Path | str | None = None,
+) -> RunResult:
+    """Go on with a run that has ended from its last checkpoint, as a new run, and wait until that has ended.
+
+    Args:
+        run: its id, a unique beginning of one, or `latest`.
+        on: as of `run`; None for where it was.
+        lost: whether its machines do not exist any more, by your word: the gate waits for no lease of theirs.
+        rewind_to: the number of an older checkpoint to go on from.
+        yes: as of `run`, also for what follows.
+        event, say, passphrase, home: as of `run`.
+
+    Raises:
+        UsageError: its package or deployment is gone or another, its last machine may go on, or there is no such
+            checkpoint.
+        GlasshouseError: as `run`.
+    """
+    place = _home(home)
+    identity = unlock_identity(place.owner_private, passphrase)
+    ended = resume_run(
+        RunFolder.find(place, run),
+        home=place,
+        identity=identity,
+        listener=Callbacks(event, say, yes=yes),
+        on=on,
+        lost=lost,
+        rewind_to=rewind_to,
+    )
+    return _result(ended, place, identity)
+
+
+def _result(ended: Ended | RunFolder, home: Home, identity: Identity) -> RunResult:
     assert isinstance(ended, Ended)  # noqa: S101 - it was not detached
-    account = account_of(ended, home=place, sealing=identity.sealing, owner_signing=identity.signing.public)
+    account = account_of(ended, home=home, sealing=identity.sealing, owner_signing=identity.signing.public)
     conclusion = ended.conclusion
     return RunResult(
         run_id=ended.record.run_id,
@@ -292,46 +295,12 @@ def fetch(
         Path(out),
         home=place,
         unlock=partial(unlock_identity, place.owner_private, passphrase),
-        listener=_Callbacks(None, say),
+        listener=Callbacks(None, say),
         replace=replace,
         hidden=hidden,
         machine=machine,
         from_gate=from_gate,
     )
-
-
-class _Callbacks(Listener):
-    """Calls a program's own functions."""
-
-    def __init__(
-        self, event: Callable[[Event], None] | None, say: Callable[[str], None] | None, *, yes: bool = False
-    ) -> None:
-        self._event, self._say, self._yes = event, say or (lambda _text: None), yes
-
-    def agree(self, renting: Renting, package: Path) -> None:
-        if not self._yes:
-            raise UsageError(Code.USAGE, "nothing is rented without a yes", hint="yes=True agrees to it")
-
-    def event(self, event: Event, seen: Seen) -> None:
-        if self._event is not None:
-            self._event(event)
-
-    def away(self, machine: int, problem: str) -> None:
-        self._say(f"machine {machine} {'cannot be followed: ' + problem if problem else 'can be followed again'}")
-
-    def step(self, text: str) -> None:
-        self._say(text)
-
-    warn = step
-
-    def sealed(self, sealed: Sealed) -> None:
-        self._say(f"sealed {sealed.name}: {sealed.files} file(s), {sealed.package_bytes} bytes")
-
-    def prepared(self, prepared: Prepared, seconds: float, cost: Callable[[], str] | None) -> None:
-        self._say(f"run {prepared.record.run_id} is prepared")
-
-    def returned(self, rental: Rental) -> None:
-        self._say(f"{rental.place} is given back, and shown to be gone")
 
 
 def _located(home: Path | str | None) -> Home:

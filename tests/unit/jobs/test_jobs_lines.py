@@ -18,7 +18,8 @@ from glasshouse.jobs.define.seal_job import seal
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.supervise.prepare import LaterLeg, Prepared, prepare
+from glasshouse.jobs.supervise.launching import LaterLeg, Prepared
+from glasshouse.jobs.supervise.prepare import prepare
 from glasshouse.jobs.supervise.run_job import run_job
 from glasshouse.jobs.supervise.run_request import Listener, RunRequest
 from glasshouse.package.limits import CheckpointLimits

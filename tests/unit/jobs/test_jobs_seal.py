@@ -14,9 +14,9 @@ import pytest
 
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.define.jobfile import Job, parse
-from glasshouse.jobs.define.package_records import KeyStore, PackageRecord, public_part
+from glasshouse.jobs.define.package_records import KeyStore, PackageRecord, Sealed, public_part
 from glasshouse.jobs.define.raw_job import of_package
-from glasshouse.jobs.define.seal_job import Sealed, seal
+from glasshouse.jobs.define.seal_job import seal
 from glasshouse.jobs.owner import home as files
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.installation import install_command

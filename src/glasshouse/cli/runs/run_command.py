@@ -6,19 +6,25 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from glasshouse.cli.options import GateOption, OwnerOptions, Yes, argument, option
+from glasshouse.cli.options import Accept, Detach, GateOption, OwnerOptions, Yes, argument, option
 from glasshouse.errors import Code, ExitCode, UsageError
 from glasshouse.providers.rental.known import PROVIDERS
 from glasshouse.wire.policy import RANKED
+
+if TYPE_CHECKING:  # what runs a job is not loaded for the help
+    from glasshouse.cli.show.steps import StepPrinter
+    from glasshouse.jobs.owner.owner_identity import Identity
+    from glasshouse.jobs.owner.rundir import RunFolder
+    from glasshouse.jobs.supervise.supervision import Ended
 
 _RAW = "UNPROTECTED: the raw leg, for comparison; inputs and outputs are in the clear on this machine"
 
 
 def command(
     what: Annotated[Path, argument("JOB.toml|FILE", "A job file, or a sealed package.")],
-    detach: Annotated[bool, option("--detach", "Return when it is placed; it goes on by itself.")] = False,
+    detach: Detach = False,
     ranks: Annotated[
         int | None, option("--ranks N", "Run a script, or lora, in N ranks on each machine, as torchrun would.")
     ] = None,
@@ -30,13 +36,12 @@ def command(
         option(
             "--on MACHINE",
             "Where: a name of `glasshouse machine`, or ssh://user@host (several, with commas, for a group); "
-            f"or rent one: {', '.join(PROVIDERS)}. By default as in the job's table `machine`, else this machine.",
+            f"or rent one: {', '.join(PROVIDERS)}. More than are needed, as in `runpod,vast`, are for when there is "
+            "none, or it is lost (`retries`). By default as in the job's table `machine`, else this machine.",
         ),
     ] = None,
     yes: Yes = False,
-    accept_host_key: Annotated[
-        bool, option("--accept-host-key", "Rent also what does not print its host key; the rental records it.")
-    ] = False,
+    accept_host_key: Accept = False,
     gate: GateOption = None,
     raw: Annotated[bool, option("--raw", "Run it UNPROTECTED, to compare with.")] = False,
     *,
@@ -44,14 +49,10 @@ def command(
 ) -> int:
     """Run a job, and return the exit code of its end."""
     # What runs a job is not loaded for the help.
-    from glasshouse.cli.show.ending import say_ended
-    from glasshouse.cli.show.live_view import RunView
-    from glasshouse.cli.show.steps import StepPrinter
-    from glasshouse.jobs.owner.rundir import RunFolder
-    from glasshouse.jobs.supervise.run_job import run_job
+    from glasshouse.jobs.lines.resuming import run_through
     from glasshouse.jobs.supervise.run_request import RunRequest
 
-    output, home = options.output, options.own_home
+    home = options.own_home
     if raw:
         refused = {"--detach": detach, "--machines": machines, "--gate": gate, "--on": None if on == "local" else on}
         if given := [option for option, value in refused.items() if value not in (None, False)]:
@@ -62,8 +63,25 @@ def command(
         what, home=home, on=on, gate=gate, ranks=ranks, machines=machines, detach=detach, accept=accept_host_key
     )
     identity = options.unlock()
-    steps = StepPrinter(output, yes=yes) if output.as_json else RunView(output, yes=yes)
-    ended = run_job(request, home=home, identity=identity, listener=steps)
+    steps = listener_for(options, yes=yes)
+    ended = run_through(request, home=home, identity=identity, listener=steps)
+    return finish(ended, options, identity, steps)
+
+
+def listener_for(options: OwnerOptions, *, yes: bool) -> StepPrinter:
+    """Return what shows a run's steps; `yes` agrees to renting."""
+    from glasshouse.cli.show.live_view import RunView
+    from glasshouse.cli.show.steps import StepPrinter
+
+    return StepPrinter(options.output, yes=yes) if options.output.as_json else RunView(options.output, yes=yes)
+
+
+def finish(ended: Ended | RunFolder, options: OwnerOptions, identity: Identity, steps: StepPrinter) -> int:
+    """Print how a run ended, or how to follow one that was detached, and return the exit code."""
+    from glasshouse.cli.show.ending import say_ended
+    from glasshouse.jobs.owner.rundir import RunFolder
+
+    output = options.output
     if isinstance(ended, RunFolder):
         name = f"{ended.run_id[:8]}{options.again}"
         placed = {"run_id": ended.run_id, "state": "placed", "detached": True, "files": str(ended.path)}

@@ -22,11 +22,11 @@ from glasshouse.cli.show.output import CommandOutput, bytes_text, clock, counted
 from glasshouse.cli.show.steps import StepPrinter
 from glasshouse.errors import Code
 from glasshouse.evidence.events import Event, EventType
-from glasshouse.jobs.define.seal_job import Sealed
+from glasshouse.jobs.define.package_records import Sealed
 from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.owner.rundir import RunRecord
 from glasshouse.jobs.supervise.follow import Seen
-from glasshouse.jobs.supervise.prepare import Prepared
+from glasshouse.jobs.supervise.launching import Prepared
 from glasshouse.wire.group import Group
 from glasshouse.wire.states import Outcome, State
 

@@ -13,7 +13,7 @@ import typer
 
 from glasshouse.cli.show.output import CommandOutput, bytes_text, printable
 from glasshouse.errors import Code, ExitCode, UsageError
-from glasshouse.jobs.define.seal_job import Sealed
+from glasshouse.jobs.define.package_records import Sealed
 from glasshouse.jobs.define.wanted import Wanted
 from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.places.rental_journal import Rental
@@ -39,6 +39,9 @@ class StepPrinter(Listener):
 
     def sealed(self, sealed: Sealed) -> None:
         self.left_out = sealed.left_out
+
+    def leg(self, text: str) -> None:
+        self._output.say(printable(text), style="bold")
 
     def step(self, text: str) -> None:
         self._output.say(f"  · {text}", style="dim")

@@ -72,6 +72,32 @@ class PackageRecord(Record, name="package record"):
             raise UsageError(Code.USAGE, f"the package record {path} is damaged") from None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sealed:
+    """A sealed job.
+
+    Attributes:
+        path: of the package.
+        name: the job's.
+        manifest: its public manifest.
+        files, plain_bytes: how much went in.
+        left_out: what of the inputs' folders did not.
+        notes: what of them could not be checked here, or a run will pass over.
+        package_bytes: how long the package is.
+        seconds: how long sealing it took.
+    """
+
+    path: Path
+    name: str
+    manifest: Manifest
+    files: int
+    plain_bytes: int
+    package_bytes: int
+    seconds: float
+    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 def public_part(path: Path, *, owner_signing: bytes | None = None) -> tuple[Manifest, bytes]:
     """Return a package's checked public manifest and its envelope; raises as `Package.open`, or `UsageError`."""
     try:

@@ -20,7 +20,7 @@ from typing import BinaryIO
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.jobs.define.input_files import Gathered, gather
 from glasshouse.jobs.define.jobfile import Job
-from glasshouse.jobs.define.package_records import KeyStore, PackageRecord, public_part
+from glasshouse.jobs.define.package_records import KeyStore, PackageRecord, Sealed, public_part
 from glasshouse.jobs.owner.home import Home, is_there, open_regular, write_private
 from glasshouse.jobs.owner.installation import install_command
 from glasshouse.jobs.owner.owner_identity import Identity, read_public
@@ -37,32 +37,6 @@ _MAX_SOURCE_BYTES = 1 << 20
 _TEXTS = (".cfg", ".ini", ".json", ".py", ".sh", ".toml", ".yaml", ".yml")
 _MENTIONS = (b"GLASSHOUSE_OUTPUTS", b"glasshouse.task", b"from glasshouse import task")
 _PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sealed:
-    """A sealed job.
-
-    Attributes:
-        path: of the package.
-        name: the job's.
-        manifest: its public manifest.
-        files, plain_bytes: how much went in.
-        left_out: what of the inputs' folders did not.
-        notes: what of them could not be checked here, or a run will pass over.
-        package_bytes: how long the package is.
-        seconds: how long sealing it took.
-    """
-
-    path: Path
-    name: str
-    manifest: Manifest
-    files: int
-    plain_bytes: int
-    package_bytes: int
-    seconds: float
-    left_out: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 def seal(

@@ -130,14 +130,14 @@ def keep(home: Home, view: LineView, *, gate: bytes) -> None:
             LineNotes(runs[said.run_ids[0]]).keep_abandoned(envelope)
 
 
-def newest_ticket(home: Home, line: str, *, gate: bytes) -> tuple[Ticket, Envelope] | None:
-    """Return the newest ticket of a line that is kept here; raises as `keep`."""
-    found: list[tuple[Ticket, Envelope]] = []
+def known_tickets(home: Home, line: str, *, gate: bytes) -> dict[Ticket, Envelope]:
+    """Return the tickets of a line that are kept here; raises as `keep`."""
+    found: dict[Ticket, Envelope] = {}
     for leg in known_legs(home, line):
         for envelope in LineNotes(leg.folder).tickets():
             with _of_gate():
-                found.append((Ticket.from_envelope(envelope, gate), envelope))
-    return max(found, key=lambda one: one[0].seq, default=None)
+                found[Ticket.from_envelope(envelope, gate)] = envelope
+    return found
 
 
 def _tickets(view: LineView, gate: bytes) -> Iterator[tuple[Ticket, Envelope]]:

@@ -264,6 +264,12 @@ class Journal:
         shutil.rmtree(self.path)
 
 
+def provider_at(place: str) -> str | None:
+    """Return the provider of the rented machine that a place's name is of; None for any other name."""
+    match = _PLACE.fullmatch(place)
+    return None if match is None else match["provider"]
+
+
 def rental_at(home: Home, place: str) -> tuple[Journal, int] | None:
     """Return the rental whose place has a name, and which of its nodes that is; None for any other name."""
     match = _PLACE.fullmatch(place)

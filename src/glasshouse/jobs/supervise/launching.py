@@ -13,9 +13,11 @@ from glasshouse.broker.http_api import LaunchRequest, LineRequest
 from glasshouse.errors import Code, FormatError, PeerError, UsageError
 from glasshouse.handshake.delegation import RUN_USES, Delegation, Use
 from glasshouse.handshake.launch import LaunchFile, TokenClaims, parse_token_at_issue
+from glasshouse.jobs.define.run_terms import RunTerms
 from glasshouse.jobs.gates.embedded import Serving
 from glasshouse.jobs.gates.known_gates import GateBroker
 from glasshouse.jobs.owner.owner_identity import Identity
+from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
 from glasshouse.package.manifest import Manifest
 from glasshouse.providers.place.local import LocalPlace
 from glasshouse.wire.crypto import SigningKey
@@ -27,6 +29,35 @@ from glasshouse.wire.lines.line_start import LineStart
 _SKEW_US = 120_000_000
 _DELEGATION_TRIES = 5
 TOKEN_LIFETIME_S = 900
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaterLeg:
+    """What a leg after the first goes on from."""
+
+    before: RunRecord  # of the leg before it, on machine 0
+    terms: RunTerms  # of the line
+    line: LineRequest  # which leg, and from where
+
+    @property
+    def deployment(self) -> str:
+        """The line's deployment."""
+        assert self.before.deployment is not None  # noqa: S101 - it was launched
+        return self.before.deployment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A run that can be placed."""
+
+    folder: RunFolder
+    record: RunRecord
+    launch: bytes  # the launch file; secret
+    # Folders and launch files of the other machines of its group, in order.
+    others: tuple[tuple[RunFolder, bytes], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Prepared({self.folder.run_id})"
 
 
 def delegate(

@@ -20,13 +20,14 @@ from glasshouse.jobs.define.run_terms import RunTerms
 from glasshouse.jobs.define.wanted import Wanted
 from glasshouse.jobs.gates.embedded import Embedded, Serving
 from glasshouse.jobs.gates.known_gates import GateBroker, audit_gate, check_keeps, keeps_none, relay_of
+from glasshouse.jobs.gates.line_notes import LineNotes
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
 from glasshouse.jobs.references.known_references import accepted as references_of
 from glasshouse.jobs.references.known_references import check_places
-from glasshouse.jobs.supervise.launching import delegate, mint, now_us
+from glasshouse.jobs.supervise.launching import LaterLeg, Prepared, delegate, mint, now_us
 from glasshouse.jobs.supervise.machine_check import check_machine
 from glasshouse.package.limits import CheckpointLimits, OutputLimits
 from glasshouse.package.manifest import Manifest
@@ -39,35 +40,6 @@ from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import Group
 
 _MARGIN_S = 2 * 3600
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaterLeg:
-    """What a leg after the first goes on from."""
-
-    before: RunRecord  # of the leg before it, on machine 0
-    terms: RunTerms  # of the line
-    line: LineRequest  # which leg, and from where
-
-    @property
-    def deployment(self) -> str:
-        """The line's deployment."""
-        assert self.before.deployment is not None  # noqa: S101 - it was launched
-        return self.before.deployment
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """A run that can be placed."""
-
-    folder: RunFolder
-    record: RunRecord
-    launch: bytes  # the launch file; secret
-    # Folders and launch files of the other machines of its group, in order.
-    others: tuple[tuple[RunFolder, bytes], ...] = ()
-
-    def __repr__(self) -> str:
-        return f"Prepared({self.folder.run_id})"
 
 
 def prepare(
@@ -140,10 +112,8 @@ def prepare(
     delegation = _delegated(opened, policy, home=home, identity=identity, serving=serving, gate=gate)
     deployment = _deployed(opened, policy, home=home, serving=serving, gate=gate) if later is None else later.deployment
     record = replace(record, deployment=deployment, broker=serving.owner_socket, max_duration_s=policy.max_duration_s)
-    line: LineRequest | None = None
-    if opened.has_line:
-        line = LineRequest() if later is None else later.line
-        RunTerms(policy=policy, machine=machine, accept=accept).save(folder)
+    line = _line(opened, later, folder, RunTerms(policy=policy, machine=machine, accept=accept))
+    if line is not None:
         record = replace(record, leg=line.leg, before=None if later is None else later.before.run_id)
     groups: tuple[Group | None, ...] = (None,)
     if ranks is not None:
@@ -208,6 +178,17 @@ class _Opened:
 
     def __repr__(self) -> str:
         return f"_Opened({self.manifest.package_id})"
+
+
+def _line(opened: _Opened, later: LaterLeg | None, folder: RunFolder, terms: RunTerms) -> LineRequest | None:
+    """Return which leg of which line a run is to be, None for a package without checkpoints; keep what it begins by."""
+    if not opened.has_line:
+        return None
+    line = LineRequest() if later is None else later.line
+    terms.save(folder)
+    if line.order is not None:
+        LineNotes(folder).keep_order(line.order)
+    return line
 
 
 def _delegated(

@@ -26,9 +26,10 @@ from glasshouse.jobs.places.known_machines import place_of
 from glasshouse.jobs.places.rent import cap_reached
 from glasshouse.jobs.places.rental_watch import watched
 from glasshouse.jobs.supervise.control import detach
+from glasshouse.jobs.supervise.line_watch import Broker
 from glasshouse.jobs.supervise.prepare import check_line, prepare
 from glasshouse.jobs.supervise.run_request import Listener, Renting, RunRequest
-from glasshouse.jobs.supervise.supervision import Broker, Ended, run_here, settled
+from glasshouse.jobs.supervise.supervision import Ended, run_here, settled
 from glasshouse.providers.place.base import Place
 
 

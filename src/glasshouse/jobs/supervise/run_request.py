@@ -14,7 +14,7 @@ from pathlib import Path
 
 from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.define.jobfile import Job, Ranks, load
-from glasshouse.jobs.define.seal_job import Sealed
+from glasshouse.jobs.define.package_records import Sealed
 from glasshouse.jobs.define.wanted import Wanted
 from glasshouse.jobs.gates.known_gates import GateBroker, gate_name
 from glasshouse.jobs.owner.durations import format_s
@@ -27,7 +27,7 @@ from glasshouse.jobs.places.known_machines import log_in
 from glasshouse.jobs.places.rent import unless_closed
 from glasshouse.jobs.places.rented_machine import RentalListener
 from glasshouse.jobs.supervise.follow import Watcher
-from glasshouse.jobs.supervise.prepare import LaterLeg, Prepared
+from glasshouse.jobs.supervise.launching import LaterLeg, Prepared
 from glasshouse.providers.place.base import Place
 from glasshouse.providers.rental.known import PROVIDERS
 from glasshouse.providers.rental.provider import Offer, Provider

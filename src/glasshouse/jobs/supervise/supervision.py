@@ -11,11 +11,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationError
-from glasshouse.jobs.gates.embedded import Embedded
-from glasshouse.jobs.gates.known_gates import GateBroker, relay_of
+from glasshouse.jobs.gates.known_gates import relay_of
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.processes import Interrupts, handled
@@ -24,13 +22,12 @@ from glasshouse.jobs.places.placing import STOP_PATIENCE_S, LeftError, Placing
 from glasshouse.jobs.places.rental_journal import Journal
 from glasshouse.jobs.places.rental_watch import watched
 from glasshouse.jobs.supervise.follow import Seen, Tail, Watcher
+from glasshouse.jobs.supervise.line_watch import Broker, note_line, silence
 from glasshouse.jobs.verify.conclusion import Conclusion, conclude, record_end, together
 from glasshouse.providers.place.base import Place, Placed
 from glasshouse.wire.group import Group
 from glasshouse.wire.states import Outcome, State
 
-Broker: TypeAlias = Embedded | GateBroker
-"""What a run needs of its broker: whether it serves, that it does, and giving it back."""
 _QUICK_S, _SLOW_S = 0.05, 0.5
 _BROKER_CHECK_S = 2.0
 # Between the record of a run and its start lies the sending of its package.
@@ -49,6 +46,7 @@ class Ended:
     record: RunRecord
     seen: Seen
     conclusion: Conclusion
+    asked: bool = False  # whether its owner, or a cap of theirs, asked it to stop
 
 
 def supervise(
@@ -62,6 +60,7 @@ def supervise(
     interrupts: Interrupts,
     others: Sequence[tuple[RunFolder, bytes | None]] = (),
     gone: Callable[[], bool] = lambda: False,
+    silent: Callable[[], bool] = lambda: False,
 ) -> Ended:
     """Place a prepared run, on all its machines, and stay with it until it has ended everywhere.
 
@@ -72,6 +71,7 @@ def supervise(
         watcher: gets every event of machine 0, and the end of others.
         others: folders and launch files of the other machines of its group; these are None where `launch` is.
         gone: whether its machines do not exist any more: one that cannot be followed then is not waited for.
+        silent: whether its gate counts it as over; asked where one cannot be followed, which then is not waited for.
 
     Raises:
         PlatformError: it could not be placed.
@@ -95,7 +95,7 @@ def supervise(
             # Machine 0 is where progress and outputs come from; of the others one sees how they end.
             shown_to = watcher if one is folder else None
             machines.append(_FollowedMachine(folder=one, placed=placed, tail=Tail(one.events), watcher=shown_to))
-        _Supervision(machines, broker, interrupts, gone).follow()
+        _Supervision(machines, broker, interrupts, gone, silent).follow()
         ends = [conclude(one.folder, owner_signing=owner.signing, agent_exit=one.exit_code) for one in machines]
         first = sorted(range(len(machines)), key=lambda number: machines[number].ended_s)
         conclusion = ends[0] if len(ends) == 1 else together(ends, first=first)
@@ -103,7 +103,8 @@ def supervise(
         for machine, end in zip(machines[1:], ends[1:], strict=True):
             record_end(machine.folder, end, machine.seen.progress)
         record = record_end(folder, conclusion, machines[0].seen.progress)
-    return Ended(folder=folder, record=record, seen=machines[0].seen, conclusion=conclusion)
+    asked = interrupts.count > 0
+    return Ended(folder=folder, record=record, seen=machines[0].seen, conclusion=conclusion, asked=asked)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -163,10 +164,15 @@ class _Supervision:
     """Follows the machines of one run until all their runtimes have ended."""
 
     def __init__(
-        self, placed: Sequence[_FollowedMachine], broker: Broker, interrupts: Interrupts, gone: Callable[[], bool]
+        self,
+        placed: Sequence[_FollowedMachine],
+        broker: Broker,
+        interrupts: Interrupts,
+        gone: Callable[[], bool],
+        silent: Callable[[], bool],
     ) -> None:
         self._placed, self._show = placed, placed[0].show
-        self._broker, self._interrupts, self._gone = broker, interrupts, gone
+        self._broker, self._interrupts, self._gone, self._silent = broker, interrupts, gone, silent
         self._passed_on = 0
         self._kill_s = self._stop_s = float("inf")
         self._next_check_s = time.monotonic() + _BROKER_CHECK_S
@@ -194,7 +200,7 @@ class _Supervision:
         over = self._gone()
         if one.problem and not over:
             record = one.folder.load()  # its runtime ends it by its own clock
-            over = time.time() > record.created_us / 1e6 + record.max_duration_s + _SENDING_S
+            over = time.time() > record.created_us / 1e6 + record.max_duration_s + _SENDING_S or self._silent()
         if over and not one.ended:
             one.ended_s = time.monotonic()  # it does not run any more; what is here is all
             one.close()
@@ -309,7 +315,9 @@ def run_here(
                 interrupts=interrupts,
                 others=others,
                 gone=gone,
+                silent=silence(folder, home, broker),
             )
+            note_line(folder, home, broker)
         except LeftError as left:
             if Journal.of(home, folder.run_id).exists:
                 raise left.rented() from None

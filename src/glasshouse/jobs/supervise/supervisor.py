@@ -28,7 +28,8 @@ from glasshouse.jobs.places.placing import LeftError
 from glasshouse.jobs.places.rental_journal import Journal
 from glasshouse.jobs.places.rented_machine import return_machine
 from glasshouse.jobs.supervise.follow import Seen, Watcher
-from glasshouse.jobs.supervise.supervision import Broker, run_here
+from glasshouse.jobs.supervise.line_watch import Broker
+from glasshouse.jobs.supervise.supervision import run_here
 from glasshouse.wire.group import MAX_MACHINES
 
 
