@@ -13,6 +13,7 @@ from typing import Self
 from glasshouse.broker.client.gate_client import GateClient
 from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.broker.decide.challenges import GateLimits
+from glasshouse.broker.decide.checkpoints.checkpoint_store import CheckpointStore
 from glasshouse.broker.decide.stored_files import RunStore
 from glasshouse.broker.http.intake import Intake
 from glasshouse.broker.http.listeners import Server, bind_tcp, bind_unix
@@ -21,6 +22,7 @@ from glasshouse.broker.serving import create_apps
 from glasshouse.broker.store.broker_state import DATABASE_NAME, open_broker, system_clock_us
 from glasshouse.broker.store.database import GroupCommit
 from glasshouse.broker.store.quota import Quota
+from glasshouse.broker.store.uploads import StoreSpace
 from glasshouse.errors import Code
 from glasshouse.providers.protocol.line import GateLine
 from glasshouse.tamper.stage import Actor
@@ -46,7 +48,7 @@ class LocalBroker:
         directory: data and owner's socket go below it.
         limits: of the gate.
         owners: who may ask over the network, at `gate_url`.
-        store_bytes: the most that it keeps of what runs leave, below `store`; None for a gate that keeps nothing.
+        store_bytes: the most that it keeps of checkpoints and what runs leave, below `store`; None for nothing.
         quota: what each owner may have.
     """
 
@@ -65,14 +67,10 @@ class LocalBroker:
         self.opened = open_broker(self.data, clock_us=self.clock_us)
         self._executor = GroupCommit(self.opened.database)
         self._intake = Intake()
-        self._keeps = None
+        self._keeps = self.checkpoints = None
         if store_bytes is not None:
-            self._keeps = RunStore(
-                self.opened,
-                folder=self.store,
-                limit_bytes=store_bytes,
-                owners=len(owners),
-            )
+            self.space = StoreSpace(self.opened, folder=self.store, limit_bytes=store_bytes, owners=len(owners))
+            self._keeps, self.checkpoints = RunStore(self.opened, self.space), CheckpointStore(self.opened, self.space)
         apps = create_apps(
             self.opened,
             executor=self._executor,
@@ -80,6 +78,7 @@ class LocalBroker:
             limits=limits,
             owners=owners,
             keeps=self._keeps,
+            checkpoints=self.checkpoints,
             quota=quota,
         )
         runtime, self.runtime_url = bind_tcp("127.0.0.1", 0)
@@ -147,7 +146,7 @@ class LocalBroker:
         self._intake.close()
         self._executor.shutdown()
         if self._keeps is not None:
-            self._keeps.close()
+            self.space.close()
         self.opened.database.close()
         for _, listener in self._listeners:
             listener.close()

@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 
 from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES
 from glasshouse.broker.decide.challenges import ChallengeIssuer, GateLimits
+from glasshouse.broker.decide.checkpoints.checkpoint_store import CheckpointStore
 from glasshouse.broker.decide.countersigning import Countersigner
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.decide.group_release import ReleaseRequests
@@ -53,12 +54,21 @@ from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.broker.store.database import BrokerState, GroupCommit
 from glasshouse.broker.store.line_rows import NOTHING_KEPT, LineMemory
 from glasshouse.broker.store.quota import Quota
+from glasshouse.broker.store.uploads import NO_LIMIT, StoreSpace
 from glasshouse.errors import GlasshouseError
 from glasshouse.evidence.bundle import MAX_SUBMISSION_BYTES as MAX_RECEIPT_BYTES
 from glasshouse.evidence.heads import MAX_SUBMISSION_BYTES as MAX_HEADS_BYTES
 from glasshouse.evidence.stored import MAX_STORE_BYTES
 from glasshouse.handshake.messages import MAX_RELEASE_REQUEST_BYTES, MAX_REQUEST_BYTES
-from glasshouse.wire.lines.statements import COUNT_PATH, MAX_STATEMENT_BYTES
+from glasshouse.wire.lines.statements import (
+    COUNT_PATH,
+    HEADER_PATH,
+    MAX_PIECE_BYTES,
+    MAX_SIGNED_HEADER_BYTES,
+    MAX_STATEMENT_BYTES,
+    PART_PATH,
+    READ_PATH,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,8 +88,8 @@ def create_apps(
     limits: GateLimits | None = None,
     owners: tuple[bytes, ...] = (),
     keeps: RunStore | None = None,
+    checkpoints: CheckpointStore | None = None,
     quota: Quota | None = None,
-    memory: LineMemory = NOTHING_KEPT,
 ) -> Apps:
     """Return the applications over one opened broker.
 
@@ -87,8 +97,8 @@ def create_apps(
         executor: where decisions are made, and what answers wait for: a `GroupCommit` once the broker serves.
         owners: public signing keys of those who are enrolled: they alone may call over the network.
         keeps: what runs leave, at a gate that stores that.
-        memory: what is kept of lines beside the database, at a gate that stores checkpoints.
     """
+    memory: LineMemory = NOTHING_KEPT if checkpoints is None else checkpoints.memory
     catch_up(broker, memory)
     quota = quota or Quota()
     reports = Countersigner(broker)
@@ -109,7 +119,17 @@ def create_apps(
         add_message_route(
             gate, "/v1/store", keeps.take, body_bytes=MAX_STORE_BYTES, executor=keeps.executor, intake=intake, pace=pace
         )
-    views = OwnerViews(broker, stores=keeps is not None)
+    if checkpoints is not None:
+        for path, reader, body_bytes in (
+            (PART_PATH, checkpoints.part, MAX_PIECE_BYTES),
+            (HEADER_PATH, checkpoints.header, MAX_SIGNED_HEADER_BYTES),
+            (READ_PATH, checkpoints.read, MAX_STATEMENT_BYTES),
+        ):
+            writer = checkpoints.executor
+            for app in (runtime, gate):
+                add_message_route(app, path, reader, body_bytes=body_bytes, executor=writer, intake=intake, pace=pace)
+    store_public = None if checkpoints is None else checkpoints.key.public
+    views = OwnerViews(broker, stores=keeps is not None, store_public=store_public)
     add_route(owner, OwnerCall("GET", "/v1/broker", lambda *_: views.identity()), executor=executor)
     add_route(owner, OwnerCall("GET", "/metrics", views.metrics), executor=executor)
     admission = Admission(broker, owners, in_flight=quota.in_flight)
@@ -152,8 +172,6 @@ class Network:
     bind: str  # ``host:port`` or ``unix:/path``
     owners: tuple[bytes, ...]  # public signing keys of those who are enrolled
     plain: bool = False  # whether a proxy in front of it has the certificate and ends TLS; the proxy sees package keys
-    store: Path | None = None  # where it keeps what runs leave; None where it does not
-    store_bytes: int = 0  # the most that it keeps
 
 
 def serve(
@@ -163,6 +181,8 @@ def serve(
     owner_socket: Path,
     ready: Callable[[BrokerReady], None],
     network: Network | None = None,
+    store: Path | None = None,
+    store_bytes: int = NO_LIMIT,
     stop_at_eof: int | None = None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT, and finish what is being answered.
@@ -172,6 +192,8 @@ def serve(
         runtime_bind: ``host:port`` (port 0 chooses one) or ``unix:/path``.
         ready: called once all listeners take requests; with a `GateReady` where there is a network.
         network: of a gate that stays; None for one that is called on this machine alone.
+        store: where it keeps checkpoints and, of a gate that stays, what runs leave; None where it does not.
+        store_bytes: the most that it keeps.
         stop_at_eof: a descriptor whose end of file stops the broker too: that of the process that started it.
 
     Raises:
@@ -184,20 +206,29 @@ def serve(
     broker = open_broker(data_dir)
     with contextlib.ExitStack() as stack:
         stack.callback(broker.database.close)
+        enrolled = () if network is None else network.owners
+        keeps = checkpoints = None
+        if store is not None:
+            space = StoreSpace(broker, folder=store, limit_bytes=store_bytes, owners=len(enrolled))
+            stack.callback(space.close)
+            checkpoints = CheckpointStore(broker, space)
+            keeps = None if network is None else RunStore(broker, space)
         runtime, runtime_url = stack.enter_context(_listening(runtime_bind))
         owner, owner_url = stack.enter_context(_listening(f"unix:{os.path.abspath(owner_socket)}"))  # noqa: PTH100
         executor = stack.enter_context(GroupCommit(broker.database))
         intake = stack.enter_context(contextlib.closing(Intake()))
-        enrolled = () if network is None else network.owners
-        keeps = None
-        if network is not None and network.store is not None:
-            keeps = RunStore(broker, folder=network.store, limit_bytes=network.store_bytes, owners=len(enrolled))
-            stack.callback(keeps.close)
-        apps = create_apps(broker, executor=executor, intake=intake, owners=enrolled, keeps=keeps)
+        apps = create_apps(
+            broker, executor=executor, intake=intake, owners=enrolled, keeps=keeps, checkpoints=checkpoints
+        )
         count = MOST_LISTENERS if network is not None else MOST_LISTENERS - 1
         servers = [(Server(apps.runtime, listeners=count), runtime), (Server(apps.owner, listeners=count), owner)]
         path = Path(owner_url.removeprefix("unix:"))
-        listens = BrokerReady(runtime_url=runtime_url, owner_socket=path, broker_public=broker.public)
+        listens = BrokerReady(
+            runtime_url=runtime_url,
+            owner_socket=path,
+            broker_public=broker.public,
+            store_public=None if checkpoints is None else checkpoints.key.public,
+        )
         if network is not None:
             gate, gate_url = stack.enter_context(_listening(network.bind))
             pinned = None
@@ -268,6 +299,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="directory of database and key file (mode 0700)")
     parser.add_argument("--runtime-bind", default="127.0.0.1:0", help="host:port or unix:/path, for runtimes")
     parser.add_argument("--owner-socket", type=Path, required=True, help="path of the owner's Unix socket")
+    parser.add_argument("--store", type=Path, help="folder of the checkpoints that are kept")
     parser.add_argument("--stop-at-eof", action="store_true", help="stop when standard input ends")
     options = parser.parse_args(arguments)
     try:
@@ -276,6 +308,7 @@ def main(arguments: list[str] | None = None) -> int:
             runtime_bind=options.runtime_bind,
             owner_socket=options.owner_socket,
             ready=_print_ready,
+            store=options.store,
             stop_at_eof=sys.stdin.fileno() if options.stop_at_eof else None,
         )
     except GlasshouseError as error:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from glasshouse.broker.decide.decisions import Effect
-from glasshouse.broker.decide.stored_files import KEPT_US, LEAST_BYTES, MOST_PARTIAL, RunStore
+from glasshouse.broker.decide.stored_files import MOST_PARTIAL, RunStore
+from glasshouse.broker.store.uploads import KEPT_US, LEAST_BYTES, StoreSpace
 from glasshouse.errors import Code, PeerError, UsageError
 from glasshouse.evidence.stored import StoredPart
 from glasshouse.providers.serve.storing import Storing
@@ -173,7 +174,7 @@ def test_a_disk_that_is_full_is_said_to_be_and_keeps_nothing_half(
     run.output(noise(1000))
     part = part_of(run, "outputs/0000.sealed", run.countersign())
     with monkeypatch.context() as full:
-        full.setattr("glasshouse.broker.decide.stored_files.os.open", _no_room)
+        full.setattr("glasshouse.broker.store.uploads.os.open", _no_room)
         assert refused(post(gate, part.encode())) is Code.DISK_FULL
     assert gate.gate(ALICE).stored(run.run_id) == {}
     assert answered(post(gate, part.encode())) == {"bytes": 1000, "whole": True}
@@ -185,7 +186,9 @@ def _no_room(*_: object) -> int:
 
 def test_a_folder_with_files_of_its_owner_s_is_no_store_and_loses_nothing(gate: LocalBroker, tmp_path: Path) -> None:
     def begin() -> None:
-        RunStore(gate.opened, folder=home, limit_bytes=MIB, owners=1).close()
+        space = StoreSpace(gate.opened, folder=home, limit_bytes=MIB)
+        RunStore(gate.opened, space)
+        space.close()
 
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
@@ -287,7 +290,7 @@ def test_files_of_a_run_stay_where_forgetting_it_is_not_committed(
     assert storing(gate, run).look(ended=False)
     gate.advance(KEPT_US / 1e6 + 1)
     with monkeypatch.context() as full:
-        full.setattr("glasshouse.broker.decide.stored_files.LEAST_BYTES", 8 * MIB)
+        full.setattr("glasshouse.broker.store.uploads.LEAST_BYTES", 8 * MIB)
         assert refused(post(gate, part.encode())) is Code.OWNER_QUOTA
     assert len(files_in(gate.store)) == gate.count("stored") == 1
 
@@ -300,7 +303,7 @@ def test_what_was_reserved_and_could_not_be_written_is_dropped_like_what_was_beg
         run.output(noise(1000))
     head, many = run.countersign(), len(run.outputs)
     with monkeypatch.context() as full:
-        full.setattr("glasshouse.broker.decide.stored_files.os.open", _no_room)
+        full.setattr("glasshouse.broker.store.uploads.os.open", _no_room)
         for number in range(many):
             part = part_of(run, f"outputs/{number:04d}.sealed", head, event=number - many)
             assert refused(post(gate, part.encode())) is Code.DISK_FULL

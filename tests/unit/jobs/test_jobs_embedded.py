@@ -58,6 +58,8 @@ def test_a_broker_lives_as_long_as_a_run_needs_it_and_survives_its_death(home: H
     mine, other = Embedded(home), Embedded(home)
     serving = mine.ensure()
     assert serving.client().broker_public() == serving.public
+    assert serving.client().store_public() is not None
+    assert home.store.stat().st_mode & 0o777 == 0o700
     assert other.ensure() == serving, "a second run finds the first one's broker"
     assert serving.owner_socket.stat().st_mode & 0o777 == 0o600
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from glasshouse.broker.store.key_file import read_private_file, write_private_file
-from glasshouse.errors import Code, FormatError, UsageError
+from glasshouse.errors import Code, FormatError
 from glasshouse.evidence.bundle import Bundle
 from glasshouse.evidence.events import MAX_EVENT_BYTES
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, CountersignedHead, Head
@@ -18,30 +16,6 @@ from glasshouse.evidence.stored import ANY_NAME
 from glasshouse.wire.crypto import sha256
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.merkle import leaf_hash, root_of
-
-_MARK = "gate.public"  # in the folder: the key of the gate whose store it is
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def check_own(folder: Path, public: bytes) -> None:
-    """Mark an empty folder with this gate's key; raise `UsageError` for one that has anything, and not this mark."""
-    mark = folder / _MARK
-    if not any(folder.iterdir()):
-        write_private_file(mark, public.hex().encode())
-    hint = "files in a store are removed: name a folder that is empty or does not exist yet"
-    try:
-        found = read_private_file(mark, max_bytes=128, what="mark of the store")
-    except UsageError as error:
-        if error.code is not Code.FILE_MISSING:
-            raise
-        raise UsageError(Code.USAGE, f"{folder} has files, and is no gate's store", hint=hint) from None
-    if found != public.hex().encode():
-        raise UsageError(Code.USAGE, f"{folder} is the store of another gate, by its {_MARK}", hint=hint)
-
-
-def part_of(path: Path) -> Path:
-    """Return where a file lies until it is whole."""
-    return path.with_name(f"{path.name}.part")
 
 
 def is_stored(path: Path) -> bool:
@@ -97,10 +71,3 @@ def are_heads(path: Path, last: Envelope, *, run_id: str, broker_public: bytes, 
     except (OSError, FormatError):
         return False
     return end == last
-
-
-def unwritable(error: OSError) -> UsageError:
-    """Return the error of a store that cannot be written."""
-    if error.errno in _FULL:
-        return UsageError(Code.DISK_FULL, "the gate's store has no room left on its disk")
-    return UsageError(Code.USAGE, f"the gate's store cannot be written: {error.strerror}")

@@ -28,10 +28,13 @@ class OwnerViews:
 
     broker: BrokerState
     stores: bool  # whether it keeps what runs leave
+    store_public: bytes | None = None  # the key of its store of checkpoints; None where it keeps none
 
     def identity(self) -> ApiAnswer:
-        """Return the broker's key and version, and whether it stores what runs leave; public."""
+        """Return the broker's key and version, and what it stores; public."""
         value: dict[str, Json] = {"store": self.stores, "version": __version__}
+        if self.store_public is not None:
+            value["store_public"] = b64encode(self.store_public)
         return ApiAnswer.of(value | {"broker_public": b64encode(self.broker.public)})
 
     def deployment(self, _body: bytes, parameters: Mapping[str, str], scope: Scope) -> ApiAnswer:

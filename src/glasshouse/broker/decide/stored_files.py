@@ -8,15 +8,11 @@ another owner's is answered as what does not exist. What is kept here is opened 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
 import stat
-from collections import OrderedDict
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,74 +22,40 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect
 from glasshouse.broker.decide.left_files import (
     are_heads,
-    check_own,
     is_log,
     is_stored,
     named_outputs,
-    part_of,
     receipt_in,
-    unwritable,
 )
 from glasshouse.broker.decide.owner_views import after, launch_of
 from glasshouse.broker.http_api import ForgetRequest, StoredFile, StoredFiles
 from glasshouse.broker.store import recorded
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import packages, stored
-from glasshouse.broker.store.key_file import private_directory, sync_directory
 from glasshouse.broker.store.scope import Scope
+from glasshouse.broker.store.uploads import KEPT_US, StoreSpace, Upload, Uploads, counted_bytes, part_of
 from glasshouse.errors import Code, FormatError, RefusedError, UsageError
 from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, Head
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.evidence.stored import HEADS_NAME, LOG_NAME, RECEIPT_NAME, StoredPart
 from glasshouse.wire.canonical import b64encode
 
-KEPT_US = 30 * 24 * 3600 * 1_000_000
 PIECE_BYTES = 1 << 20
-LEAST_BYTES = 64 * 1024  # a file counts as no less, so that the bound in bytes is one on their number too
 MOST_PARTIAL = 8  # files of one owner that are not whole
 _FORGOTTEN = ""  # the name of no file: the row of a run that its owner had removed
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclass(slots=True)
-class _Partial:
-    """A file that is not whole yet: whose it is, what it shall be, how much is here, and the digest of that."""
-
-    owner: bytes
-    sha256: bytes
-    size: int
-    bytes: int = 0
-    so_far: Any = field(default_factory=hashlib.sha256)
-
-
 class RunStore:
-    """What runs left here.
+    """What runs left here."""
 
-    Args:
-        folder: of the files; made with mode 0700. One gate's alone: it is empty, or has that gate's mark.
-        limit_bytes: the most that may be kept in all.
-        owners: how many are enrolled: each may have an equal part of it.
-
-    Raises:
-        UsageError: a folder that others can enter, that cannot be made, or that is not empty and not this gate's store.
-    """
-
-    def __init__(self, broker: BrokerState, *, folder: Path, limit_bytes: int, owners: int) -> None:
-        private_directory(folder, what="store")
-        check_own(folder, broker.public)
-        self._broker = broker
+    def __init__(self, broker: BrokerState, space: StoreSpace) -> None:
+        self._broker, self._space = broker, space
         self._database = broker.database
-        self._folder = folder
-        self._limit_bytes = limit_bytes
-        self._share_bytes = limit_bytes // max(1, owners)
-        self._partial: OrderedDict[tuple[str, str], _Partial] = OrderedDict()
-        # Not the thread that decides: a disk that is slow to sync would hold up releases.
-        self.executor = ThreadPoolExecutor(1, "store")
+        self._folder = space.folder
+        self._partial: Uploads[tuple[str, str]] = Uploads(MOST_PARTIAL)
+        self.executor = space.executor
         self._begin()
-
-    def close(self) -> None:
-        """Finish what is being written."""
-        self.executor.shutdown()
 
     def _begin(self) -> None:
         """Remove what was not whole when the gate ended, and files without a record."""
@@ -129,14 +91,14 @@ class RunStore:
         found, head = self._database.read(judge)
         known = self._partial.get((run_id, part.name))
         # What changes nothing is no sign of life: a recording can be sent again, of a first part too.
-        goes_on = bool(part.data) and known is not None and part.start == known.bytes > 0
+        goes_on = bool(part.data) and known is not None and part.start == known.here > 0
         effect = Effect.CREDIT if goes_on else Effect.CHARGE
         return Decision(decide=partial(self._keep, part, run_id, found, head), effect=effect)
 
     def _keep(self, part: StoredPart, run_id: str, found: recorded.AttestedRuntime, head: Head) -> ApiAnswer:
         key = run_id, part.name
-        path, known = self._path(*key), self._partial.get(key)
-        if known is None or (known.sha256, known.size) != (part.sha256, part.size):
+        known = self._partial.matching(key, sha256=part.sha256, size=part.size)
+        if known is None:
             rows = self._database.read(lambda connection: _rows(connection, run_id))
             if part.name in rows and rows[part.name].whole:
                 return ApiAnswer.of({"bytes": rows[part.name].bytes, "whole": True})
@@ -145,25 +107,21 @@ class RunStore:
                 return ApiAnswer.of({"bytes": 0, "whole": False})
             known = self._reserved(part, run_id, found.package_id)
             self._partial[key] = known  # before anything is written: what is reserved can be dropped
-        self._partial.move_to_end(key)
-        theirs = [one for one, it in self._partial.items() if it.owner == known.owner]
-        if len(theirs) > MOST_PARTIAL:
-            self._drop(*theirs[0])
-        if part.start == known.bytes:
-            _write(path, part)
-            known.bytes += len(part.data)
-            known.so_far.update(part.data)
-        if known.bytes < part.size:
-            return ApiAnswer.of({"bytes": known.bytes, "whole": False})
-        if known.so_far.digest() != part.sha256:
-            self._drop(*key)
-            raise FormatError(Code.UPLOAD_DAMAGED, "a file that arrived with another digest; nothing of it is kept")
+        oldest = self._partial.came_on(key)
+        if oldest is not None:
+            self._drop(*oldest)
+        if not known.add(part.start, part.data):
+            return ApiAnswer.of({"bytes": known.here, "whole": False})
         is_receipt = part.name == RECEIPT_NAME
-        receipt = receipt_in(part_of(path), found.row["receipt_sha256"] or b"") if is_receipt else None
-        if receipt is None and (is_receipt or not self._is_genuine(part, part_of(path), found, head)):
+        try:
+            known.check()
+            receipt = receipt_in(known.part, found.row["receipt_sha256"] or b"") if is_receipt else None
+            if receipt is None and (is_receipt or not self._is_genuine(part, known.part, found, head)):
+                raise FormatError(Code.UPLOAD_DAMAGED, f"{part.name} is not what was countersigned for this run")
+        except FormatError:
             self._drop(*key)
-            raise FormatError(Code.UPLOAD_DAMAGED, f"{part.name} is not what was countersigned for this run")
-        self._finish(path, *key)
+            raise
+        self._finish(known, *key)
         if receipt is not None:
             self._hold_to(receipt, run_id)
         return ApiAnswer.of({"bytes": part.size, "whole": True})
@@ -186,7 +144,7 @@ class RunStore:
             if receipt is None or named_outputs(receipt).get(part.name) != (part.size, part.sha256):
                 raise RefusedError(Code.HEAD_INCONSISTENT, "an output that the run's receipt does not name")
 
-    def _reserved(self, part: StoredPart, run_id: str, package_row: str) -> _Partial:
+    def _reserved(self, part: StoredPart, run_id: str, package_row: str) -> Upload:
         """Make the other half of check 5, and check 6, and reserve the length of a whole file."""
 
         def reserve(connection: Connection) -> tuple[bytes, list[str]]:
@@ -196,16 +154,8 @@ class RunStore:
             theirs_is = select(packages.c.owner).where(packages.c.package_id == package_row)
             owner = bytes(connection.execute(theirs_is).scalar_one())
             connection.execute(delete(stored).where(*_is(run_id, part.name)))
-            counted = max(part.size, LEAST_BYTES)
-            total = select(func.coalesce(func.sum(stored.c.counted), 0))
-            theirs = connection.execute(total.where(stored.c.owner == owner)).scalar_one()
-            everything = connection.execute(total).scalar_one()
-            if theirs + counted > self._share_bytes or everything + counted > self._limit_bytes:
-                raise RefusedError(
-                    Code.OWNER_QUOTA,
-                    f"this gate stores {self._share_bytes} bytes of one owner, and has no room for this file beside "
-                    "theirs",
-                )
+            counted = counted_bytes(part.size)
+            self._space.check(connection, owner, counted)
             values = {"bytes": part.size, "counted": counted, "sha256": part.sha256, "whole": False}
             _insert(connection, run_id, part.name, owner, stored_us=self._broker.clock_us(), **values)
             return owner, expired
@@ -213,17 +163,11 @@ class RunStore:
         owner, expired = self._database.write(reserve)
         for old in expired:
             self._remove(old)
-        return _Partial(owner=owner, sha256=part.sha256, size=part.size)
+        return Upload(path=self._path(run_id, part.name), owner=owner, sha256=part.sha256, size=part.size)
 
-    def _finish(self, path: Path, run_id: str, name: str) -> None:
-        """Give a whole file its name, once it is on the disk, and then record it."""
-        try:
-            with part_of(path).open("rb") as file:
-                os.fsync(file.fileno())
-            part_of(path).rename(path)
-            sync_directory(path.parent)
-        except OSError as error:
-            raise unwritable(error) from None
+    def _finish(self, upload: Upload, run_id: str, name: str) -> None:
+        """Keep a whole file, and then record it."""
+        upload.finish()
         change = update(stored).where(*_is(run_id, name)).values(whole=True, stored_us=self._broker.clock_us())
         self._database.write(lambda connection: connection.execute(change))
         del self._partial[run_id, name]
@@ -304,17 +248,6 @@ class RunStore:
 
     def _path(self, run_id: str, name: str) -> Path:
         return self._folder / run_id / name.replace("/", "-")
-
-
-def _write(path: Path, part: StoredPart) -> None:
-    try:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if part.start else os.O_TRUNC)
-        with os.fdopen(os.open(part_of(path), flags, 0o600), "wb") as file:
-            file.seek(part.start)
-            file.write(part.data)
-    except OSError as error:
-        raise unwritable(error) from None
 
 
 def _insert(connection: Connection, run_id: str, name: str, owner: bytes, **values: object) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,7 +42,7 @@ def serve(
         bool, option("--behind-proxy", "No TLS here: a proxy on this machine has it, and sees package keys.")
     ] = False,
     store: Annotated[
-        Path | None, option("--store DIR", "Keep what runs elsewhere leave, sealed, for their owners.")
+        Path | None, option("--store DIR", "Keep checkpoints and what runs elsewhere leave, sealed, here.")
     ] = None,
     store_limit: Annotated[
         int | None, option("--store-limit GIB", "At most so much, in equal parts [20].", min=1, max=1 << 20)
@@ -54,16 +53,14 @@ def serve(
     """Serve until stopped: SIGINT or SIGTERM."""
     from glasshouse.broker.http_api import GateReady
     from glasshouse.broker.serving import serve as serve_broker
+    from glasshouse.broker.store.uploads import NO_LIMIT
 
     output, home = options.output, options.any_home.make()
     network = _network(bind, advertise, owners or [], plain=plain)
     if store_limit is not None and store is None:
         raise UsageError(Code.USAGE, "--store-limit belongs to --store DIR")
-    if store is not None:
-        if network is None:
-            raise UsageError(Code.USAGE, "--store belongs to --bind HOST:PORT: what runs here leave is here")
-        limit_bytes = (store_limit or _STORE_LIMIT_GIB) << 30
-        network = replace(network, store=store.absolute(), store_bytes=limit_bytes)
+    if store is not None and network is None:
+        raise UsageError(Code.USAGE, "--store belongs to --bind HOST:PORT: what runs here leave is here")
     # With the home's own data it is the broker that this home's runs use, in place of an embedded one.
     for_home = data is None
     with contextlib.ExitStack() as stack:
@@ -93,6 +90,9 @@ def serve(
             owner_socket=owner_socket or socket_folder(home) / "owner.sock",
             ready=ready,
             network=network,
+            # A broker for this machine alone keeps checkpoints as an embedded one does.
+            store=home.store if store is None and network is None else store and store.absolute(),
+            store_bytes=NO_LIMIT if network is None else (store_limit or _STORE_LIMIT_GIB) << 30,
         )
 
 

@@ -162,7 +162,7 @@ class Embedded:
         owner_socket = sockets / "owner.sock"
         child = spawn(
             "glasshouse.jobs.gates.embedded_broker",
-            *(str(self._home.path), "--data", str(self._home.broker / "data")),
+            *(str(self._home.path), "--data", str(self._home.broker / "data"), "--store", str(self._home.store)),
             *("--runtime-bind", f"unix:{sockets / 'runtime.sock'}", "--owner-socket", str(owner_socket)),
             log=self._log,
             stdin=subprocess.DEVNULL,

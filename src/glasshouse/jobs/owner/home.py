@@ -16,7 +16,7 @@ the user's data folder  0700, shared by all of the owner's projects
   accounts/PROVIDER     the key of an account at a provider of machines, 0600, where its owner puts it there
   rentals/RUN/          machines that were rented; it goes with its run, once they are shown to be gone
   references/NAME.json  installations that jobs may name: the digests of their files
-  broker/               the embedded broker's data, its sockets and its lock
+  broker/               the embedded broker's data, its store of checkpoints, its sockets and its lock
   projects/HASH.json    folders in which runs were made: the broker serves the runs of all of them
 .glasshouse/            0700, in the working folder: no key ever lies beside the data that a job packs
   runs/ID/              one folder per run
@@ -74,6 +74,7 @@ class Home:
         self.accounts, self.rentals = path / "accounts", path / "rentals"
         self.references = path / "references"
         self.broker = path / "broker"
+        self.store = self.broker / "store"
         self.runs, self.raw = (project or path) / "runs", (project or path) / "raw"
 
     @classmethod

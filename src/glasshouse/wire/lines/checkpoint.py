@@ -160,7 +160,11 @@ class PartRow(Record, name="checkpoint.parts"):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointHeader(
-    Place, name="checkpoint header", max_bytes=MAX_HEADER_BYTES, constants={"format": "glasshouse-checkpoint/1"}
+    Place,
+    name="checkpoint header",
+    max_bytes=MAX_HEADER_BYTES,
+    max_elements=4 * MAX_WORLD + 64,  # it is read before it is known whose it is
+    constants={"format": "glasshouse-checkpoint/1"},
 ):
     """What makes parts a checkpoint."""
 

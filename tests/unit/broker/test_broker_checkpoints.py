@@ -1,0 +1,459 @@
+"""The store of checkpoints: what a line leaves there and reads again, and stories of those who would change it."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from glasshouse.broker.client.owner_client import Reply, request
+from glasshouse.broker.decide.decisions import Effect
+from glasshouse.broker.store.uploads import KEPT_US, LEAST_BYTES
+from glasshouse.errors import Code, RefusedError, UsageError
+from glasshouse.wire import dsse
+from glasshouse.wire.crypto import SigningKey, sha256
+from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.lines.statements import (
+    HEADER_PATH,
+    HEADER_TYPE,
+    MAX_STATEMENT_BYTES,
+    PART_PATH,
+    READ_PATH,
+    PartPiece,
+    ReadRequest,
+    Stored,
+)
+from simulators.direct_gate import LineOwner
+from simulators.local_broker import LocalBroker
+from simulators.storing_gate import PIECE, StoringGate, answer, first_leg, next_leg, owner_at
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[StoringGate]:
+    running = StoringGate(tmp_path / "data")
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def owner(gate: StoringGate) -> LineOwner:
+    return owner_at(gate)
+
+
+def refused(reply: Reply) -> Code:
+    assert reply.status != 200
+    return reply.problem().code
+
+
+def checkpoints(gate: StoringGate) -> list[str]:
+    """Return the checkpoints that are there whole, and have all of their parts, as leg-number."""
+    names = gate.files()
+    headers = [name.removesuffix(".header") for name in names if name.endswith(".header")]
+    assert {name.rsplit("-", 2)[0] for name in names if name.count("-") == 3} >= set(headers)
+    return headers
+
+
+def test_what_a_leg_leaves_the_next_one_reads_as_it_was(gate: StoringGate, owner: LineOwner) -> None:
+    first = first_leg(gate, owner, ranks=2)
+    content = [bytes([rank]) * 9000 for rank in (0, 1)]
+    parts = [first.seal(rank, content[rank]) for rank in (0, 1)]
+    for rank, (part, sealed) in enumerate(parts):
+        assert answer(first.send(part, first.claim(sealed.row, rank))) == {"bytes": len(part), "whole": True}
+        assert answer(first.piece(first.claim(sealed.row, rank), b"")) == {"bytes": len(part), "whole": True}
+    header = first.header(*(sealed.row for _, sealed in parts))
+    stated = first.state(header)
+    assert first.state(header).body == stated.body, "an answer that was lost is asked for again"
+    assert first.count(header).status == 200
+    assert refused(first.ask()) is Code.CHECKPOINT_INCOMPLETE, "it began from the beginning"
+    second = next_leg(gate, owner, first)
+    assert second.fetch() == header.encode()
+    assert [second.fetch(rank) for rank in (0, 1)] == [part for part, _ in parts]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in gate.folder.rglob("*") if path.is_file()} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in gate.folder.rglob("*") if path.is_dir()} == {0o700}
+
+
+def test_two_are_kept_and_an_older_one_goes_only_when_a_newer_is_counted(gate: StoringGate, owner: LineOwner) -> None:
+    leg = first_leg(gate, owner)
+    leg.counted()
+    leg.counted()
+    coming = leg.checkpoint()
+    assert checkpoints(gate) == ["1-1", "1-2", "1-3"]
+    assert leg.count(coming).status == 200
+    assert checkpoints(gate) == ["1-2", "1-3"]
+
+
+def test_a_rewind_begins_from_the_older_one_which_stays_until_its_leg_counted_two(
+    gate: StoringGate, owner: LineOwner
+) -> None:
+    first = first_leg(gate, owner)
+    good, bad = first.counted(), first.counted()
+    second = next_leg(gate, owner, first, back_to=good)
+    assert second.fetch() == good.encode()
+    assert refused(second.state(second.header(*second.upload(), previous=bad.digest))) is Code.CHECKPOINT_STALE
+    second.counted()
+    assert checkpoints(gate) == ["1-1", "2-3"], "what the line went on from, and not what it left"
+    second.counted()
+    assert checkpoints(gate) == ["2-3", "2-4"]
+
+
+def test_an_upload_that_a_crash_of_the_gate_cut_begins_again_and_what_was_whole_stays(
+    gate: StoringGate, owner: LineOwner
+) -> None:
+    leg = first_leg(gate, owner, ranks=2)
+    (whole,) = leg.upload(0)
+    part, sealed = leg.seal(1, b"x" * 9000)
+    claim = leg.claim(sealed.row, 1)
+    assert answer(leg.send(part, claim, until=2 * PIECE)) == {"bytes": 2 * PIECE, "whole": False}
+    gate.again()
+    assert len(gate.files()) == 1
+    assert answer(leg.piece(claim, part[2 * PIECE :], 2 * PIECE)) == {"bytes": 0, "whole": False}
+    assert refused(leg.state(leg.header(whole, sealed.row))) is Code.CHECKPOINT_INCOMPLETE
+    assert answer(leg.piece(leg.claim(whole), b"")) == {"bytes": whole.bytes, "whole": True}
+    leg.send(part, claim)
+    header = leg.header(whole, sealed.row)
+    stated = leg.state(header).content()
+    gate.again()
+    assert leg.state(header).content() == stated
+    assert leg.count(header).status == 200
+    gate.again()
+    assert next_leg(gate, owner, leg).fetch(1) == part
+
+
+def test_no_checkpoint_is_stated_that_is_not_here_whole_as_its_header_says(gate: StoringGate, owner: LineOwner) -> None:
+    leg = first_leg(gate, owner, ranks=2)
+    part, sealed = leg.seal(0)
+    rows = [sealed.row, leg.seal(1)[1].row]
+    header = leg.header(*rows)
+    assert refused(leg.state(header)) is Code.CHECKPOINT_INCOMPLETE, "before a part"
+    leg.send(part, leg.claim(sealed.row), until=PIECE)
+    assert refused(leg.state(header)) is Code.CHECKPOINT_INCOMPLETE, "within a part"
+    leg.send(part, leg.claim(sealed.row))
+    assert refused(leg.state(header)) is Code.CHECKPOINT_INCOMPLETE, "before the other part"
+    rows = leg.upload(0, 1)
+    for spoiled in (
+        replace(rows[1], bytes=rows[1].bytes + 1),
+        replace(rows[1], head_sha256=bytes(32)),
+        replace(rows[1], sha256=bytes(32)),
+        rows[0],
+    ):
+        assert refused(leg.state(leg.header(rows[0], spoiled))) is Code.CHECKPOINT_INCOMPLETE
+    assert checkpoints(gate) == []
+    assert leg.state(leg.header(*rows)).status == 200
+
+
+@pytest.mark.parametrize("changes", [{"step": 7}, {"previous": bytes(32)}, {"deployment": "00" * 16}, {"ranks": 4}])
+def test_parts_that_say_otherwise_than_their_header_are_foreign(
+    gate: StoringGate, owner: LineOwner, changes: dict[str, object]
+) -> None:
+    leg = first_leg(gate, owner)
+    rows = leg.upload(**changes)
+    assert refused(leg.state(leg.header(*rows))) is Code.CHECKPOINT_FOREIGN
+
+
+def test_a_header_of_another_package_or_world_is_foreign(gate: StoringGate, owner: LineOwner) -> None:
+    leg = first_leg(gate, owner)
+    (row,) = leg.upload()
+    for header in (
+        leg.header(row, manifest_sha256=bytes(32)),
+        leg.header(row, deployment="00" * 16),
+        replace(leg.header(row), ranks=2, parts=(row, row)),
+    ):
+        assert refused(leg.state(header)) is Code.CHECKPOINT_FOREIGN
+
+
+def test_a_part_of_another_rank_is_none_of_the_rank_that_the_header_gives_it(
+    gate: StoringGate, owner: LineOwner
+) -> None:
+    leg = first_leg(gate, owner, ranks=2)
+    (row,) = leg.upload(1)
+    part, sealed = leg.seal(1)
+    leg.send(part, leg.claim(sealed.row, 0))  # claimed for rank 0, and sealed for rank 1
+    assert refused(leg.state(leg.header(sealed.row, row))) is Code.CHECKPOINT_FOREIGN
+
+
+def test_the_machine_of_a_leg_that_was_superseded_reaches_nothing_any_more(gate: StoringGate, owner: LineOwner) -> None:
+    first = first_leg(gate, owner, ranks=2)
+    good = first.counted()
+    (whole,) = first.upload(0)
+    part, sealed = first.seal(1)
+    claim = first.claim(sealed.row, 1)
+    first.send(part, claim, until=PIECE)
+    late = replace(first.header(whole, sealed.row))
+    second = next_leg(gate, owner, first)
+    assert gate.files() == [name for name in gate.files() if name.startswith("1-1")], "the uncounted is gone"
+    for reply in (first.piece(claim, part[PIECE:], PIECE), first.state(late), first.ask()):
+        assert refused(reply) is Code.LINE_SUPERSEDED
+    assert second.fetch() == good.encode()
+    second.counted()
+    assert checkpoints(gate) == ["1-1", "2-2"]
+
+
+def test_a_leg_that_the_database_has_forgotten_stays_fenced(
+    gate: StoringGate, owner: LineOwner, tmp_path: Path
+) -> None:
+    first = first_leg(gate, owner)
+    first.counted()
+    backup = tmp_path / "backup"
+    gate.close()
+    shutil.copytree(gate.directory, backup)
+    gate.open()
+    newer = first.counted()
+    second = next_leg(gate, owner, first)
+    gate.close()
+    shutil.rmtree(gate.directory)
+    shutil.copytree(backup, gate.directory)
+    gate.open()
+    gate.settle()
+    assert gate.memory.header(first.start.id, newer.digest) == newer, "nothing went back with the database"
+    part, sealed = first.seal()
+    for number in (2, 3):
+        claim = first.claim(sealed.row, seq=number)
+        assert refused(first.piece(claim, part)) in (Code.LINE_SUPERSEDED, Code.CHECKPOINT_STALE)
+    assert refused(second.ask()) is Code.RUN_UNKNOWN, "whose release this database does not have"
+    newest = gate.memory.newest(first.start.id)
+    assert newest is not None
+    assert (newest.leg, newest.ticket is not None) == (2, True)
+
+
+def test_a_stranger_writes_reads_and_states_nothing(gate: StoringGate, owner: LineOwner) -> None:
+    leg, other = first_leg(gate, owner), first_leg(gate, owner_at(gate))
+    part, sealed = leg.seal()
+    claim = leg.claim(sealed.row)
+    for forged, signer in (
+        (claim, SigningKey.generate()),
+        (claim, other.evidence),
+        (replace(claim, run_id=other.run_id), other.evidence),  # with its own key, into another's line
+        (replace(claim, line=other.start.id), leg.evidence),
+        (replace(claim, run_id="00" * 16), leg.evidence),
+        (replace(claim, leg=2), leg.evidence),
+    ):
+        assert refused(leg.piece(forged, part[:PIECE], signer=signer)) is Code.RUN_UNKNOWN
+    assert refused(leg.piece(leg.claim(sealed.row, rank=1), part[:PIECE])) is Code.CHECKPOINT_FOREIGN
+    signed = claim.sign(leg.evidence)
+    changed = Envelope(
+        payload_type=signed.payload_type,
+        payload=replace(claim, bytes=1 << 40).encode(),
+        signatures=signed.signatures,
+    )
+    piece = PartPiece(claim=changed, data=b"", start=0)
+    assert refused(gate.send("POST", PART_PATH, piece.encode())) is Code.SIGNATURE
+    header = leg.header(*leg.upload())
+    for signer in (SigningKey.generate(), other.evidence):
+        assert refused(leg.state(header, signer=signer)) is Code.RUN_UNKNOWN
+    assert leg.count(leg.checkpoint()).status == 200
+    second = next_leg(gate, owner, leg)
+    assert refused(second.ask(signer=other.evidence)) is Code.RUN_UNKNOWN
+    assert refused(second.ask(line=other.start.id)) is Code.RUN_UNKNOWN
+    assert refused(second.ask(rank=1)) is Code.CHECKPOINT_FOREIGN
+
+
+def test_a_part_is_as_long_as_announced_and_has_its_digest_or_nothing_of_it_is_kept(
+    gate: StoringGate, owner: LineOwner
+) -> None:
+    leg = first_leg(gate, owner)
+    part, sealed = leg.seal()
+    short = leg.claim(replace(sealed.row, bytes=PIECE))
+    assert refused(leg.piece(short, part[: PIECE + 1])) is Code.MESSAGE_INVALID
+    assert refused(leg.piece(short, part[:2], PIECE - 1)) is Code.MESSAGE_INVALID
+    assert refused(leg.piece(short, part[:PIECE])) is Code.UPLOAD_DAMAGED
+    assert gate.files() == []
+    for at in range(0, len(part), 411):
+        spoiled = bytearray(part)
+        spoiled[at] ^= 1
+        leg.send(bytes(spoiled), leg.claim(sealed.row), until=len(part) - 1)
+        assert refused(leg.piece(leg.claim(sealed.row), bytes(spoiled[-1:]), len(part) - 1)) is Code.UPLOAD_DAMAGED
+    assert gate.files() == []
+    for body in (b"", b"{}", b"[" * 1000, b"\xff", b"0" * 300_000):
+        for path in (PART_PATH, HEADER_PATH, READ_PATH):
+            assert refused(gate.send("POST", path, body)) is Code.MESSAGE_INVALID
+    typed = dsse.sign(HEADER_TYPE, leg.claim(sealed.row).encode(), [leg.evidence])
+    piece = PartPiece(claim=typed, data=b"", start=0)
+    assert refused(gate.send("POST", PART_PATH, piece.encode())) is Code.MESSAGE_INVALID
+
+
+def test_pieces_out_of_turn_change_nothing(gate: StoringGate, owner: LineOwner) -> None:
+    leg = first_leg(gate, owner)
+    part, sealed = leg.seal()
+    claim = leg.claim(sealed.row)
+    assert answer(leg.piece(claim, part[PIECE:], PIECE)) == {"bytes": 0, "whole": False}
+    assert answer(leg.piece(claim, part[:PIECE])) == {"bytes": PIECE, "whole": False}
+    assert answer(leg.piece(claim, part[:PIECE])) == {"bytes": PIECE, "whole": False}
+    assert answer(leg.piece(claim, part[PIECE + 1 :], PIECE + 1)) == {"bytes": PIECE, "whole": False}
+    assert answer(leg.piece(claim, part[PIECE:], PIECE)) == {"bytes": len(part), "whole": True}
+
+
+def test_a_checkpoint_that_its_leg_gave_up_leaves_nothing_of_itself_in_the_next(
+    gate: StoringGate, owner: LineOwner
+) -> None:
+    leg = first_leg(gate, owner)
+    given_up = leg.checkpoint(content=b"first")
+    part, sealed = leg.seal(content=b"second")
+    assert answer(leg.piece(leg.claim(sealed.row), part[:PIECE])) == {"bytes": PIECE, "whole": False}
+    assert gate.memory.header(leg.start.id, given_up.digest) is None, "its part was begun again"
+    assert refused(leg.state(given_up)) is Code.CHECKPOINT_INCOMPLETE
+    assert refused(leg.count(given_up)) is Code.CHECKPOINT_INCOMPLETE, "nothing is counted that is not there"
+    leg.counted(content=b"third")
+    assert len(gate.files()) == 2
+
+
+def test_a_checkpoint_that_was_counted_is_not_begun_again(gate: StoringGate, owner: LineOwner) -> None:
+    leg = first_leg(gate, owner)
+    part, sealed = leg.seal()
+    decision = gate.store.part(PartPiece(claim=leg.claim(sealed.row).sign(leg.evidence), data=part, start=0).encode())
+    header = leg.counted(content=b"counted while that waited")
+    with pytest.raises(RefusedError) as refusal:
+        decision.decide()
+    assert refusal.value.code is Code.CHECKPOINT_STALE
+    assert gate.memory.header(leg.start.id, header.digest) == header
+
+
+@pytest.mark.parametrize("seq", [1, 3, 1 << 50])
+def test_a_number_that_does_not_follow_is_stale(gate: StoringGate, owner: LineOwner, seq: int) -> None:
+    leg = first_leg(gate, owner)
+    last = leg.counted()
+    (row,) = leg.upload()
+    assert refused(leg.piece(leg.claim(row, seq=seq), b"x")) is Code.CHECKPOINT_STALE
+    assert refused(leg.state(leg.header(row, seq=seq))) is Code.CHECKPOINT_STALE
+    assert refused(leg.state(last)) is Code.CHECKPOINT_STALE
+    assert refused(leg.state(leg.header(row, previous=None))) is Code.CHECKPOINT_STALE
+
+
+def test_an_owner_s_checkpoints_take_no_more_than_their_share_and_a_full_disk_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = StoringGate(tmp_path / "data", limit_bytes=3 * LEAST_BYTES)
+    owner = owner_at(gate)
+    leg = first_leg(gate, owner)
+    part, sealed = leg.seal()
+    with monkeypatch.context() as full:
+        full.setattr("glasshouse.broker.store.uploads.os.open", _no_room)
+        assert refused(leg.piece(leg.claim(sealed.row), part)) is Code.DISK_FULL
+    (row,) = leg.upload()
+    with monkeypatch.context() as full:
+        full.setattr("glasshouse.broker.store.uploads.os.open", _no_room)
+        assert refused(leg.state(leg.header(row))) is Code.DISK_FULL
+    assert gate.space.checkpoints.total() == LEAST_BYTES, "a part that was begun again has no room of its own"
+    leg.upload(content=b"another")
+    assert gate.space.checkpoints.total() == LEAST_BYTES
+    for _ in range(5):
+        leg.counted()
+        gate.settle()
+    assert gate.space.checkpoints.total() == 2 * LEAST_BYTES
+    part, sealed = leg.seal()
+    assert refused(leg.piece(leg.claim(replace(sealed.row, bytes=LEAST_BYTES + 1)), part[:9])) is Code.OWNER_QUOTA
+    other = first_leg(gate, owner_at(gate))
+    other.upload()
+    assert refused(leg.piece(leg.claim(sealed.row), part[:9])) is Code.OWNER_QUOTA
+    gate.again()
+    assert gate.space.checkpoints.total() == 3 * LEAST_BYTES, "counted again from what is on the disk"
+    gate.close()
+
+
+def _no_room(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_no_leg_comes_for_is_dropped_after_a_month_and_its_line_is_still_known(
+    gate: StoringGate, owner: LineOwner
+) -> None:
+    old, young = first_leg(gate, owner), first_leg(gate, owner_at(gate))
+    old.counted()
+    young.checkpoint()
+    gate.advance(KEPT_US / 1e6 + 1)
+    (gate.folder / "lines" / young.start.id.hex() / "now").touch()  # something came
+    young.upload(content=b"again")
+    assert all(name.startswith("1-1-0") or name == "now" for name in gate.files())
+    assert gate.memory.header(old.start.id, old.head or b"") is None
+    newest = gate.memory.newest(old.start.id)
+    assert newest is not None
+    assert newest.ticket is not None
+
+
+def test_what_changes_nothing_is_no_sign_of_life(gate: StoringGate, owner: LineOwner) -> None:
+    leg = first_leg(gate, owner)
+    part, sealed = leg.seal()
+    signed, effects = leg.claim(sealed.row).sign(leg.evidence), []
+    for start, end in ((0, 9), (0, 9), (9, 99), (9, 99), (0, 9)):
+        body = PartPiece(claim=signed, data=part[start:end], start=start).encode()
+        effects.append(gate.store.part(body).effect)
+        gate.send("POST", PART_PATH, body)
+    assert [effect is Effect.CREDIT for effect in effects] == [False, False, True, False, False]
+    header = leg.header(*leg.upload(content=b"x" * 300_000))
+    body = dsse.sign(HEADER_TYPE, header.encode(), [leg.evidence]).encode()
+    effects = []
+    for _ in range(2):
+        effects.append(gate.store.header(body).effect)
+        gate.send("POST", HEADER_PATH, body)
+    assert effects == [Effect.CREDIT, Effect.CHARGE]
+    assert leg.state(header).status == 200
+    assert leg.count(header).status == 200
+    second, effects = next_leg(gate, owner, leg), []
+    size = 0
+    for start in (0, 0, size := 176 * 1024, size):
+        body = ReadRequest(line=leg.start.id, rank=0, run_id=second.run_id, start=start).sign(second.evidence).encode()
+        effects.append(gate.store.read(body).effect)
+        gate.send("POST", READ_PATH, body)
+    assert [effect is Effect.CREDIT for effect in effects] == [False, False, True, False]
+
+
+def test_a_gate_does_not_go_on_beside_a_damaged_note_of_a_line(gate: StoringGate, owner: LineOwner) -> None:
+    leg = first_leg(gate, owner)
+    leg.counted()
+    note = gate.folder / "lines" / leg.start.id.hex() / "newest.json"
+    good = note.read_bytes()
+    gate.settle()
+    for bad in (b"", good[:-1], good.replace(b'"leg":1', b'"leg":0.5')):
+        note.write_bytes(bad)
+        with pytest.raises(UsageError, match="note of a line"):
+            gate.again()
+        gate.space.close()
+    note.write_bytes(good)
+    gate.open()
+
+
+def test_who_holds_the_store_s_disk_can_take_away_and_change_nothing_unseen(
+    gate: StoringGate, owner: LineOwner
+) -> None:
+    leg = first_leg(gate, owner)
+    header = leg.counted()
+    second = next_leg(gate, owner, leg)
+    folder = gate.folder / "lines" / leg.start.id.hex()
+    (part,) = folder.glob("1-1-0-*")
+    content = part.read_bytes()
+    part.write_bytes(content[:-1] + b"x")
+    assert sha256(second.fetch(0)) != header.parts[0].sha256, "what the custodian and the worker compare"
+    part.unlink()
+    assert refused(second.ask(0)) is Code.CHECKPOINT_INCOMPLETE
+    assert second.fetch() == header.encode()
+    (folder / "1-1.header").write_bytes(replace(header, step=9).encode())
+    assert refused(second.ask()) is Code.CHECKPOINT_INCOMPLETE
+
+
+def test_a_statement_of_another_key_is_not_the_store_s(gate: StoringGate, owner: LineOwner) -> None:
+    leg = first_leg(gate, owner)
+    header = leg.header(*leg.upload())
+    stated = Envelope.parse(leg.state(header).content(), max_bytes=MAX_STATEMENT_BYTES)
+    assert stated.signatures[0][0] == gate.store.key.key_id
+    said = Stored.parse(stated.payload)
+    assert (said.line, said.leg, said.seq, said.digest) == (leg.start.id, 1, 1, header.digest)
+    key = gate.store.key.public
+    gate.again()
+    assert gate.store.key.public == key, "it follows from the broker's"
+    assert key != gate.broker_public
+
+
+def test_a_gate_answers_for_checkpoints_where_it_keeps_them_and_names_its_store(tmp_path: Path) -> None:
+    for folder, store_bytes in (("with", 1 << 20), ("without", None)):
+        with LocalBroker(tmp_path / folder, owners=(bytes(32),), store_bytes=store_bytes) as broker:
+            status = 400 if store_bytes else 404
+            for path in (PART_PATH, HEADER_PATH, READ_PATH):
+                assert request(broker.runtime_url, "POST", path, b"{}").status == status
+                assert broker.gate(None)._send("POST", path, b"{}").status == status
+            public = None if broker.checkpoints is None else broker.checkpoints.key.public
+            assert broker.client().store_public() == broker.gate(None).store_public() == public
+            assert (public is None) == (store_bytes is None)
