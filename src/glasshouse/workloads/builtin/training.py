@@ -65,3 +65,21 @@ def wait(device: torch.device) -> None:
     """Return when the device has done its work, so that a clock may be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+class Later:
+    """A number that the device has yet to reach, read without waiting for what was queued behind it."""
+
+    def __init__(self, value: Any) -> None:
+        self._event = None
+        self._value = value.detach() if isinstance(value, torch.Tensor) else value
+        if isinstance(self._value, torch.Tensor) and self._value.device.type == "cuda":
+            self._value = self._value.to("cpu", non_blocking=True)  # to page-locked memory
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> float:
+        """Return the number, once the device has reached it."""
+        if self._event is not None:
+            self._event.synchronize()
+        return float(self._value)

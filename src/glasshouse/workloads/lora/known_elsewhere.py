@@ -68,7 +68,7 @@ NOT_HERE = {
     "rank_pattern": _NONE,
     "remove_unused_columns": f"{_ALWAYS} false",
     "report_to": _LOSSES,
-    "resume_from_checkpoint": "name a checkpoint's folder as `adapter`; the optimiser begins anew",
+    "resume_from_checkpoint": "a table `[checkpoints]` takes them, and `glasshouse resume` goes on from the last",
     "run_name": "the job's name stands outside of [params]",
     "save_only_model": "of a checkpoint the adapter alone comes back",
     "save_total_limit": "every checkpoint comes back",

@@ -88,7 +88,7 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     """
     import torch
 
-    from glasshouse.workloads.builtin import training
+    from glasshouse.workloads.builtin import resumable_trainer, training
     from glasshouse.workloads.lora import adapter_files, batches, lora_trainer, models
     from glasshouse.workloads.lora.data_forms import data_files
     from glasshouse.workloads.lora.encoding import padding
@@ -149,7 +149,7 @@ def run(task: Task, params: LoraParams, _control: JobControl) -> Result:
     if not trainer.is_world_process_zero():
         return result
     digest, _ = (task.save_bytes(name, data) for name, data in models.files(model).items())
-    if history := lora_trainer.history(trainer):
+    if history := resumable_trainer.history(trainer):
         task.save_bytes("log_history.json", (json.dumps(history, indent=2) + "\n").encode())
     log(f"lora: adapter_model.safetensors sha256 {digest}")
     return replace(result, digests={"adapter": digest})

@@ -14,39 +14,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from safetensors.torch import load_file, save
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from glasshouse.errors import Code, RunError
 from glasshouse.task.handle import Task, decimal
 from glasshouse.workloads.builtin import training
+from glasshouse.workloads.builtin.resumable_trainer import OF_THE_CLOCK, ResumableTrainer
 from glasshouse.workloads.lora import models
 from glasshouse.workloads.lora.lora_params import LoraParams
 from glasshouse.workloads.measurement.measured_steps import ranges
 from glasshouse.workloads.process.job_control import Result
 
 _NO_END = 2**31 - 1
+# Of the five seconds that a job has when its owner stops it, those in which its last checkpoint may begin.
+_ENDING_S = 4.0
 _SAME = (
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "eval_steps",
-    "eval_strategy",
-    "gradient_accumulation_steps",
-    "learning_rate",
-    "logging_steps",
-    "lr_scheduler_type",
-    "max_grad_norm",
-    "optim",
-    "per_device_eval_batch_size",
-    "per_device_train_batch_size",
-    "save_steps",
-    "save_strategy",
-    "seed",
-    "warmup_steps",
-    "weight_decay",
-)
-# Of a line of the log, what another run of the same job would have otherwise.
-_OF_THE_CLOCK = ("runtime", "per_second", "flos")
+    "adam_beta1", "adam_beta2", "adam_epsilon", "eval_steps", "eval_strategy", "gradient_accumulation_steps",
+    "learning_rate", "logging_steps", "lr_scheduler_type", "max_grad_norm", "optim",
+    "per_device_eval_batch_size", "per_device_train_batch_size", "save_steps", "save_strategy", "seed",
+    "warmup_steps", "weight_decay",
+)  # fmt: skip
 
 
 def arguments(params: LoraParams, task: Task, device: torch.device) -> TrainingArguments:
@@ -74,15 +62,17 @@ def arguments(params: LoraParams, task: Task, device: torch.device) -> TrainingA
     return found
 
 
-class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed here
+class LoraTrainer(ResumableTrainer):
     """Trains the adapter of one job."""
+
+    weight_names = ("adapter.safetensors", "best.safetensors")
 
     def __init__(self, task: Task, params: LoraParams, model: Any, device: torch.device, **given: Any) -> None:
         self.task, self.params = task, params
         self.step_loss: Any = None  # of the step that is being taken: the sum over its batches
         self._phase = ranges(params.profile)
         self._saved = 0  # the step of the last checkpoint
-        self._unchecked: list[tuple[str, int, _Later]] = []
+        self._unchecked: list[tuple[str, int, training.Later]] = []
         self.job = _Job(self)
         super().__init__(model=model, args=arguments(params, task, device), callbacks=[self.job], **given)
         self.remove_callback(PrinterCallback)
@@ -98,8 +88,11 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
             RunError: `nonfinite-loss`.
         """
         with contextlib.suppress(_Ended):
-            self.train()
+            self.go_on()
+        if self.job.stopped:  # within an evaluation
+            self.take_checkpoint(wait_s=_ENDING_S)
         self.job.ended()
+        self.wait_for_checkpoint()
         self.check()
         self.job.keep_best(self.model)
         return self.job.result()
@@ -115,7 +108,7 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
         # One batch late: a GPU is not waited for while nothing is left in its queue.
         self._check_late()
         self.step_loss = loss if self.step_loss is None else self.step_loss + loss
-        self._unchecked.append(("the loss", self.state.global_step + 1, _Later(loss)))
+        self._unchecked.append(("the loss", self.state.global_step + 1, training.Later(loss)))
         return loss
 
     def get_batch_samples(self, *given: Any) -> Any:
@@ -130,8 +123,24 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
     def _clipped(self, *given: Any, **named: Any) -> Any:
         with self._phase("optimizer"):
             norm = self._clip(*given, **named)
-        self._unchecked.append(("the gradient", self.state.global_step + 1, _Later(norm)))
+        self._unchecked.append(("the gradient", self.state.global_step + 1, training.Later(norm)))
         return norm
+
+    def weight_files(self) -> dict[str, bytes]:
+        self.check()
+        return dict(zip(self.weight_names, map(save, (models.copied(self.model), self.job.kept)), strict=True))
+
+    def own_state(self) -> dict[str, Any]:
+        return self.job.state()
+
+    def _load_from_checkpoint(self, folder: str, model: Any = None) -> None:
+        """Take the adapter, in the place of Trainer, which takes files of other kinds too."""
+        last, self.job.kept = (load_file(f"{folder}/{name}") for name in self.weight_names)
+        models.put_back(self.model, last)
+
+    def between_steps(self) -> None:
+        if self.job.stopped or (self.job.due and not self.control.should_training_stop):
+            self.take_checkpoint(wait_s=_ENDING_S if self.job.stopped else 0.0)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Have the adapter leave, and nothing else: Trainer's own checkpoint is a folder with pickles."""
@@ -146,14 +155,15 @@ class LoraTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed h
                 for name, data in models.files(self.model).items():
                     self.task.checkpoint(f"checkpoints/step-{self.state.global_step}/{name}", data)
 
-    def agreed(self, reason: str | None) -> str | None:
-        """Return a reason to stop after this step that all ranks have: the strongest of any of them."""
+    def agreed(self, reason: str | None) -> tuple[str | None, bool]:
+        """Return what all ranks have: the strongest reason to stop after this step, and whether a checkpoint is due."""
+        due = self.task.checkpoints.due()
         if self.args.world_size == 1:
-            return reason
+            return reason, due
         order = (None, "time", "stopped")
-        strongest = torch.tensor(order.index(reason), device=self.args.device)
+        strongest = torch.tensor([order.index(reason), due], device=self.args.device)
         torch.distributed.all_reduce(strongest, torch.distributed.ReduceOp.MAX)
-        return order[int(strongest)]
+        return order[int(strongest[0])], bool(strongest[1])
 
     def of_all_ranks(self, loss: Any) -> Any:
         """Return the mean of a loss over the ranks, each of which has its part of the step's tokens."""
@@ -191,38 +201,86 @@ class _Job(TrainerCallback):  # type: ignore[misc]
         self._trainer, self._task, self._params = trainer, trainer.task, trainer.params
         self._reason: str | None = None
         self._best, self._worse = math.inf, 0
-        self._kept: dict[str, torch.Tensor] = {}
+        self.kept: dict[str, torch.Tensor] = {}
+        self.due = False  # whether a checkpoint is to be taken after this step
+        self._owed = False  # whether this step's evaluation was left out, because the job ends
         self._first: Any = None
-        self._done, self._elapsed_us = 0, 0
+        self._done, self._elapsed_us, self._before_s = 0, 0, 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._total = None if state.max_steps == _NO_END else state.max_steps
         self._params.check_checkpoints(self._total)
-        self._task.progress(0, self._total)
+        self._go_on(state.global_step)
+        self._task.progress(self._done, self._total)
         training.wait(args.device)
         self._started = time.perf_counter()
         self._reason = self._asked()
         if self._reason is not None:
             raise _Ended
 
+    def _go_on(self, step: int) -> None:
+        before = self._trainer.before
+        if before is not None:
+            self._done, self._first = step, before["first"]
+            self._best, self._worse, self._owed, self._before_s = (
+                before[name] for name in ("best", "worse", "owed", "elapsed_s")
+            )
+            self._trainer.begin_log()
+
+    def state(self) -> dict[str, Any]:
+        """Return what this object goes on from."""
+        return {
+            "best": self._best,
+            "elapsed_s": self._before_s + time.perf_counter() - self._started,
+            "first": float(self._first),
+            "owed": self._owed,
+            "worse": self._worse,
+        }
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the owner has stopped the job."""
+        return self._reason == "stopped"
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._owed:  # with the generators as they were then
+            self._owed = False
+            self._trainer.evaluate()
+            if control.should_training_stop:
+                raise _Ended
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trainer.epoch_over = False
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         trainer = self._trainer
         self._done = state.global_step
-        self._first = trainer.step_loss if self._first is None else self._first
+        self._first = trainer.of_all_ranks(trainer.step_loss) if self._first is None else self._first
         # The end of a step, and the begin of the next; its batch has been read ahead.
         self._task.progress(self._done, self._total, trainer.step_loss)
+        self._end(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trainer.epoch_over = True
+        if self.stopped and not float(state.epoch).is_integer():
+            control.should_evaluate = False  # the epoch's, which goes on elsewhere
+        self._end(control)
+
+    def _end(self, control: Any) -> None:
+        """End a step or an epoch, and with it perhaps the job."""
         reason = self._asked()
         if reason is not None and self._done != self._total:
             self._reason = reason
             control.should_training_stop = True
-        self._skip(reason, control)
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._skip(self._asked(), control)
+        if reason == "stopped" or self._task.over:  # which leaves a few seconds, enough for the adapter
+            self._owed = self._owed or control.should_evaluate
+            control.should_evaluate = control.should_save = False
+        wanted = control.should_evaluate and self._task.checkpoints.line is not None
+        self._trainer.generators = self._trainer.rng_state() if wanted else None
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._asked() == "stopped":
-            self._reason = "stopped"
+            self._reason, self._owed = "stopped", True
             raise _Ended
 
     def _asked(self) -> str | None:
@@ -230,20 +288,19 @@ class _Job(TrainerCallback):  # type: ignore[misc]
         reason = None
         if self._task.should_stop():
             reason = self._task.stop_reason
-        elif self._params.seconds is not None and time.perf_counter() - self._started >= self._params.seconds:
-            reason = "time"
-        return self._trainer.agreed(reason)
-
-    def _skip(self, reason: str | None, control: Any) -> None:
-        if reason == "stopped" or self._task.over:  # which leaves a few seconds, enough for the adapter
-            control.should_evaluate = control.should_save = False
+        elif self._params.seconds is not None:
+            elapsed_s = self._before_s + time.perf_counter() - self._started
+            reason = "time" if elapsed_s >= self._params.seconds else None
+        reason, self.due = self._trainer.agreed(reason)
+        return reason
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
         loss, params = metrics["eval_loss"], self._params
+        self._trainer.generators = None
         better = loss < self._best - params.early_stopping_threshold
         self._worse = 0 if better else self._worse + 1
         if loss < self._best and params.load_best_model_at_end:
-            self._kept = models.copied(self._trainer.model)
+            self.kept = models.copied(self._trainer.model)
         self._best = min(loss, self._best)
         if params.early_stopping_patience is not None and self._worse >= params.early_stopping_patience:
             training.log(f"lora: stopped after {self._worse} evaluations without a better loss than {self._best:.6g}")
@@ -251,7 +308,7 @@ class _Job(TrainerCallback):  # type: ignore[misc]
             control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
-        shown = [f"{name} {value:.6g}" for name, value in logs.items() if not name.endswith(_OF_THE_CLOCK)]
+        shown = [f"{name} {value:.6g}" for name, value in logs.items() if not name.endswith(OF_THE_CLOCK)]
         if self._trainer.is_world_process_zero():
             training.log(f"lora: step {state.global_step}: {', '.join(shown)}")
 
@@ -262,15 +319,15 @@ class _Job(TrainerCallback):  # type: ignore[misc]
 
     def keep_best(self, model: Any) -> None:
         """Put the adapter of the best evaluation in the place of the last one, where the job asks for it."""
-        if self._kept:
+        if self.kept:
             if self._reason == "stopped":  # without an evaluation of what came last
                 self._trainer.save()
-            models.put_back(model, self._kept)
+            models.put_back(model, self.kept)
             training.log(f"lora: the adapter is that of the best evaluation, with the loss {self._best:.6g}")
 
     def result(self) -> Result:
         """Return how the training ended."""
-        first, last = (self._trainer.of_all_ranks(loss) for loss in (self._first, self._trainer.step_loss))
+        first, last = self._first, self._trainer.of_all_ranks(self._trainer.step_loss)
         self._task.progress(self._done, self._done, last)
         return Result(
             unit="step",
@@ -284,30 +341,3 @@ class _Job(TrainerCallback):  # type: ignore[misc]
 
 class _Ended(Exception):  # noqa: N818 - no error
     """The job is over, between two steps or within an evaluation."""
-
-
-class _Later:
-    """A number that the device has yet to reach, read without waiting for what was queued behind it."""
-
-    def __init__(self, value: Any) -> None:
-        self._event = None
-        self._value = value.detach() if isinstance(value, torch.Tensor) else value
-        if isinstance(self._value, torch.Tensor) and self._value.device.type == "cuda":
-            self._value = self._value.to("cpu", non_blocking=True)  # to page-locked memory
-            self._event = torch.cuda.Event()
-            self._event.record()
-
-    def read(self) -> float:
-        if self._event is not None:
-            self._event.synchronize()
-        return float(self._value)
-
-
-def history(trainer: LoraTrainer) -> list[dict[str, Any]]:
-    """Return the lines of the log: losses, gradient norms and learning rates by step, and evaluations."""
-    lines = [
-        {name: value for name, value in line.items() if not name.endswith(_OF_THE_CLOCK)}
-        for line in trainer.state.log_history
-        if "loss" in line or "eval_loss" in line
-    ]
-    return [{name: value if math.isfinite(value) else None for name, value in line.items()} for line in lines]

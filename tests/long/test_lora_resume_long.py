@@ -1,0 +1,76 @@
+"""`lora` interrupted at twenty places, and gone on with: the same adapter and the same log, bit by bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulators.checkpoint_agent import CheckpointAgent, Line
+from simulators.lora_legs import BY_EPOCHS, JOB, PACKED, RECORDS, leg, log_of, stopped_and_gone_on
+from tools.line_in_memory import LineInMemory
+
+pytestmark = [
+    pytest.mark.usefixtures("framework"),
+    # peft still calls what transformers has renamed; it is peft's to change.
+    pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
+]
+JOBS = {"steps": JOB, "packed": PACKED, "epochs": BY_EPOCHS}
+
+
+@pytest.fixture
+def framework() -> Any:
+    """Put determinism and threads back after a workload ran in this process."""
+    import torch
+
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_stopped_at_twenty_places_goes_on_to_the_same_adapter(tmp_path: Path, name: str) -> None:
+    alone, outputs = leg(tmp_path / "alone", JOBS[name])
+    places = set()
+    for looks in range(20):
+        step, resumed, found = stopped_and_gone_on(tmp_path / str(looks), JOBS[name], looks)
+        places.add(step)
+        assert resumed.digests == alone.digests, looks
+        assert log_of(found) == log_of(outputs), looks
+        assert (resumed.done, resumed.stop_reason) == (alone.done, alone.stop_reason)
+    assert len(places) >= 6
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_lost_after_each_of_its_steps_goes_on_to_the_same_adapter(tmp_path: Path, name: str) -> None:
+    alone, outputs = leg(tmp_path / "alone", JOBS[name])
+    line = LineInMemory()
+    leg(tmp_path / "saved", JOBS[name], line=line)
+    assert len(line.taken) >= 8
+    for step in list(line.taken):
+        resumed, found = leg(tmp_path / str(step), JOBS[name], line=line, resume=step)
+        assert resumed.digests == alone.digests, step
+        assert log_of(found) == log_of(outputs), step
+
+
+def test_two_ranks_go_on_from_each_of_their_checkpoints(tmp_path: Path) -> None:
+    job, files = {name: value for name, value in JOB.items() if name != "seed"}, {"train.jsonl": RECORDS}
+    with CheckpointAgent(Line(ranks=2), "lora", job, files, tmp_path / "alone", ranks=2) as agent:
+        agent.permit = lambda **_: None  # type: ignore[method-assign]
+        alone = agent.run()
+    assert alone.exit_code == 0, alone.log
+    line = Line(ranks=2)
+    with CheckpointAgent(line, "lora", job, files, tmp_path / "saved", ranks=2) as agent:
+        ended = agent.run()
+    assert ended.one("finished")["digests"] == alone.one("finished")["digests"], ended.log
+    assert len(line.counted) >= 3
+    for step in list(line.counted):
+        with CheckpointAgent(line, "lora", job, files, tmp_path / str(step), ranks=2, resume=step) as agent:
+            agent.permit = lambda **_: None  # type: ignore[method-assign]
+            ended = agent.run()
+        assert ended.exit_code == 0, ended.log
+        assert ended.one("finished")["digests"] == alone.one("finished")["digests"], step
+        assert json.loads(ended.outputs["log_history.json"]) == json.loads(alone.outputs["log_history.json"]), step
