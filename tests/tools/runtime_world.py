@@ -21,9 +21,9 @@ from glasshouse.attestation.measurements.measured import Measured, References
 from glasshouse.attestation.measurements.measurement import measure_runtime
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.client.broker_process import BrokerProcess
-from glasshouse.broker.http_api import LaunchRequest
+from glasshouse.broker.http_api import LaunchRequest, LineRequest
 from glasshouse.errors import Code, ExitCode
-from glasshouse.handshake.delegation import RUN_USES, Delegation
+from glasshouse.handshake.delegation import RUN_USES, Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.jobs.verify.verdict import Verdict, verify_bundle
 from glasshouse.package.outputs import open_output
@@ -50,6 +50,7 @@ class Broken:
     profile: Profile = Profile.STANDARD
     egress: tuple[str, ...] = ()
     disk: bool = False
+    max_legs: int = 1
 
 
 @dataclass
@@ -148,9 +149,10 @@ class World:
         self.reference = measure_runtime()
         self.delegation = Delegation(
             broker_public=self.broker.broker_public,
-            uses=RUN_USES,
+            uses=RUN_USES if self.broker.store_public is None else RUN_USES | {Use.STORE},
             not_before_us=now_us - HOUR_US,
             not_after_us=now_us + 24 * HOUR_US,
+            store_public=self.broker.store_public,
         ).sign(self.package.owner)
         client = self.broker.client()
         client.put_delegation(self.delegation, self.package.owner.public)
@@ -163,6 +165,7 @@ class World:
             not_after_us=now_us + HOUR_US,
             lease_s=self.broken.lease_s,
             max_duration_s=self.broken.max_duration_s,
+            max_legs=self.broken.max_legs,
         )
         self.deployment = client.add_deployment(self.package.envelope, self.package.key, policy)
 
@@ -173,7 +176,12 @@ class World:
         return self.broker.client().add_group(self.deployment, machines=machines, ranks=ranks)
 
     def launch(
-        self, *, broker_url: str | None = None, ranks: int | None = None, group: Group | None = None
+        self,
+        *,
+        broker_url: str | None = None,
+        ranks: int | None = None,
+        group: Group | None = None,
+        line: LineRequest | None = None,
     ) -> LaunchFile:
         if self.reference != measure_runtime():
             self.deploy()  # somebody saved a source since: what starts now measures to something else
@@ -187,6 +195,7 @@ class World:
             container_source=ContainerSource.MINTED,
             launch_public=key.public,
             lifetime_s=600,
+            line=line,
         )
         token = client.add_launch(request)
         return LaunchFile(

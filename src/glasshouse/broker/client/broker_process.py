@@ -45,6 +45,7 @@ class BrokerProcess:
             self.kill()
             raise
         self.runtime_url, self.broker_public = self._listens.runtime_url, self._listens.broker_public
+        self.store_public = self._listens.store_public  # None where it keeps no checkpoints
 
     @property
     def pid(self) -> int:

@@ -13,6 +13,7 @@ from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.runtime_side import CLOCK_LEEWAY_S
 from glasshouse.package.manifest import Manifest
+from glasshouse.package.streams import write_all
 from glasshouse.runtime.gate.attest import now_us
 from glasshouse.runtime.gate.broker_client import BrokerClient
 from glasshouse.runtime.keys.outdir import OutDir
@@ -97,7 +98,8 @@ class LegRun:
         if len(header.parts) < ranks.stop:
             raise PeerError(Code.RESUME_WORLD, "the checkpoint is of fewer ranks than this leg has")
         self._fronts = [self._reader.front(rank, header.parts[rank]) for rank in ranks]
-        memory.write(b"".join(self._fronts) + header.encode())
+        write_all(memory, memoryview(b"".join(self._fronts) + header.encode()))
+        memory.seek(0)  # the custodian reads from where this is
         if header.environment_sha256 != self._environment_sha256:
             self._notice("environment-changed")
 

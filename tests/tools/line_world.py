@@ -1,0 +1,89 @@
+"""The world of one line: a job with checkpoints, a broker that keeps them, and the legs that the owner launches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from glasshouse.broker.client.broker_process import BrokerProcess
+from glasshouse.broker.http_api import LineRequest, LineView
+from glasshouse.handshake.launch import LaunchFile
+from glasshouse.wire.lines.statements import LegLost
+from tools.runtime_world import AgentProcess, Broken, World, script_world
+
+PROGRAM = (str(Path(__file__).with_name("agent_of_lines.py")),)
+LIMITS = {"bytes": 1 << 26, "every_s": 10, "most": 100}
+
+
+class LineWorld:
+    """One line, whose legs are the agents that `start` starts."""
+
+    def __init__(
+        self,
+        folder: Path,
+        script: str,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        broken: Broken | None = None,
+        **params: Any,
+    ) -> None:
+        home = folder / "home"
+        home.mkdir(mode=0o700)
+        self.store = home / "store"
+        broker = BrokerProcess(home, "--store", str(self.store))
+        params = {"checkpoints": LIMITS, **params}
+        try:
+            broken = broken or Broken(max_legs=9)
+            self.world: World = script_world(folder, script, files, broken=broken, broker=broker, **params)
+        except BaseException:
+            broker.stop()
+            raise
+        self.world.own_broker = broker
+        self.line: bytes | None = None
+
+    def launch(self, *, broker_url: str | None = None, **changes: Any) -> LaunchFile:
+        """Launch the next leg, from the head of the line."""
+        request = LineRequest()
+        if self.line is not None:
+            view = self.view()
+            request = LineRequest(
+                id=self.line, leg=view.leg + 1, seq=view.head_seq, checkpoint=view.head, ticket=view.ticket
+            )
+        launch = self.world.launch(line=replace(request, **changes), broker_url=broker_url)
+        line = launch.claims().line
+        assert line is not None
+        self.line = line.id
+        return launch
+
+    def start(self, launch: LaunchFile | None = None) -> AgentProcess:
+        """Start the agent of a leg."""
+        return self.world.start(launch or self.launch(), program=PROGRAM)
+
+    def view(self) -> LineView:
+        """Return how the line stands at its gate."""
+        assert self.line is not None
+        return self.world.broker.client().line(self.line)
+
+    def lost(self) -> LineView:
+        """Report that the machines of the current leg are gone."""
+        assert self.line is not None
+        lost = LegLost(
+            deployment=self.world.deployment, leg=self.view().leg, line=self.line, serial_us=time.time_ns() // 1000
+        )
+        return self.world.broker.client().leg_lost(self.line, lost.sign(self.world.package.owner))
+
+    def close(self) -> None:
+        self.world.close()
+
+
+def checkpoints(agent: AgentProcess) -> list[dict[str, Any]]:
+    """Return what an agent's log says of counted checkpoints."""
+    return [event["body"] for event in agent.events() if event["type"] == "checkpoint"]
+
+
+def notices(agent: AgentProcess) -> list[str]:
+    """Return the codes of an agent's notices."""
+    return [event["body"]["code"] for event in agent.events() if event["type"] == "notice"]
