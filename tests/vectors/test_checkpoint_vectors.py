@@ -31,11 +31,12 @@ from glasshouse.wire.lines.checkpoint import (
     resume_key,
 )
 from glasshouse.wire.lines.line_start import LineStart
+from simulators.gate_rule_cases import read_count, read_launch
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "spec" / "vectors" / "checkpoints"
 CASES = {path.stem: json.loads(path.read_bytes()) for path in sorted(FOLDER.glob("*.json"))}
-if len(CASES) < 140:
+if len(CASES) < 200:
     raise RuntimeError(f"only {len(CASES)} vectors in {FOLDER}")
 
 DOCUMENTS: dict[str, type[dsse.Signed]] = {
@@ -112,7 +113,9 @@ def read_statement(given: dict[str, Any]) -> dict[str, Any]:
 
 
 READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "count": read_count,
     "header": read_header,
+    "launch": read_launch,
     "padded": read_padded,
     "part": read_part,
     "resume-key": read_resume_key,

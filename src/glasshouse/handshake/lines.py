@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.refusal import CheckFailedError, check_1
 from glasshouse.errors import Code, FormatError, RefusedError, VerificationError
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.lines.line_start import LineStart
-from glasshouse.wire.lines.statements import CheckpointMessage, ResumeOrder, Stored, Ticket
+from glasshouse.wire.lines.statements import (
+    CHECKPOINT_TYPE,
+    MAX_STATEMENT_BYTES,
+    CheckpointMessage,
+    ResumeOrder,
+    Stored,
+    Ticket,
+)
 
 OVER_AFTER_S = 60
 """Beyond the lease: how far a clock may be off before a leg that fell silent is over."""
@@ -174,6 +181,20 @@ class Counter:
     manifest_sha256: bytes
 
 
+def open_message(body: bytes) -> tuple[Envelope, CheckpointMessage]:
+    """Return a checkpoint message and its envelope, whose signature is **not** checked yet.
+
+    Raises:
+        CheckFailedError: `message-too-large` or `message-invalid`.
+    """
+
+    def read(message: bytes) -> tuple[Envelope, CheckpointMessage]:
+        envelope = Envelope.parse(message, max_bytes=MAX_STATEMENT_BYTES)
+        return envelope, CheckpointMessage.parse(envelope.payload_of(CHECKPOINT_TYPE))
+
+    return check_1("a checkpoint message", body, MAX_STATEMENT_BYTES, read)
+
+
 def count(
     line: LineRecord, message: CheckpointMessage, counter: Counter, *, store_public: bytes | None, now_us: int
 ) -> Ticket:
@@ -236,8 +257,14 @@ def counted(line: LineRecord, ticket: Ticket) -> LineRecord:
 
 
 def shown(line: LineRecord, ticket: Ticket, *, now_us: int) -> LineRecord:
-    """Return a line whose gate was shown a ticket of its own: moved forward if that is newer."""
-    if (ticket.line, ticket.deployment) != (line.id, line.deployment) or ticket.seq <= line.seq:
+    """Return a line whose gate was shown a ticket of its own: moved forward if that is newer.
+
+    Raises:
+        RefusedError: `checkpoint-foreign`: another line's.
+    """
+    if (ticket.line, ticket.deployment) != (line.id, line.deployment):
+        raise RefusedError(Code.CHECKPOINT_FOREIGN, "the ticket of another line")
+    if ticket.seq <= line.seq:
         return line
     line = forward(line, ticket.leg, ticket.holder, now_us=now_us)
     if ticket.leg == line.leg:

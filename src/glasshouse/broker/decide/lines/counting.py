@@ -7,16 +7,14 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from glasshouse.attestation.refusal import check_1
 from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect
 from glasshouse.broker.decide.lines.leg_release import put_line
 from glasshouse.broker.store import recorded
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.line_rows import Leg, LineMemory, Newest, leg_of
-from glasshouse.handshake.lines import Counter, count, counted
+from glasshouse.handshake.lines import Counter, count, counted, open_message
 from glasshouse.wire.crypto import key_id
-from glasshouse.wire.dsse import Envelope
-from glasshouse.wire.lines.statements import CHECKPOINT_TYPE, MAX_STATEMENT_BYTES, CheckpointMessage, Ticket
+from glasshouse.wire.lines.statements import CHECKPOINT_TYPE, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class CheckpointCounter:
             FormatError: `signature-invalid`.
             VerificationError: `delegation-invalid`.
         """
-        envelope, message = check_1("a checkpoint message", body, MAX_STATEMENT_BYTES, _read)
+        envelope, message = open_message(body)
         signer, public = envelope.signatures[0][0], self.broker.public
 
         def judge(connection: Connection) -> tuple[Leg, Ticket]:
@@ -68,8 +66,3 @@ class CheckpointCounter:
         if ticket is leg.line.ticket:
             return Decision(decide=lambda: ApiAnswer(body=ticket.sign(self.broker.key).encode()), effect=Effect.CHARGE)
         return Decision(decide=partial(self.broker.database.write, decide), effect=Effect.CREDIT)
-
-
-def _read(body: bytes) -> tuple[Envelope, CheckpointMessage]:
-    envelope = Envelope.parse(body, max_bytes=MAX_STATEMENT_BYTES)
-    return envelope, CheckpointMessage.parse(envelope.payload_of(CHECKPOINT_TYPE))
