@@ -91,10 +91,14 @@ def owner_at(gate: StoringGate) -> LineOwner:
 
 
 class Holder:
-    """One machine of a leg that was released to it, and the parts that it seals."""
+    """One machine of a leg that was released to it, and the parts that it seals.
 
-    def __init__(self, gate: StoringGate, machine: Machine) -> None:
-        start = machine.opened(machine.attest())
+    Args:
+        released: the answer with its release; None to attest now.
+    """
+
+    def __init__(self, gate: StoringGate, machine: Machine, released: Reply | None = None) -> None:
+        start = machine.opened(released or machine.attest())
         self.gate, self.start, self.actor = gate, start, machine.actor
         self.evidence = machine.actor.evidence
         claims = machine.actor.launch.claims()
@@ -154,9 +158,9 @@ class Holder:
         return reply
 
     def upload(self, *ranks: int, **changes: Any) -> list[PartRow]:
-        """Seal and send the parts of ranks."""
+        """Seal and send the parts of ranks: of all of this machine by default."""
         rows = []
-        for rank in ranks or (0,):
+        for rank in ranks or range(self.group.first_rank, self.group.first_rank + self.group.ranks):
             part, sealed = self.seal(rank, **changes)
             found = answer(self.send(part, self.claim(sealed.row, rank)))
             assert found == {"bytes": len(part), "whole": True}, found
@@ -179,7 +183,7 @@ class Holder:
 
     def checkpoint(self, **changes: Any) -> CheckpointHeader:
         """Send a whole checkpoint of one machine and have it stored."""
-        header = self.header(*self.upload(*range(self.group.ranks), **changes))
+        header = self.header(*self.upload(**changes))
         assert self.state(header).status == 200
         said = Stored.from_envelope(self.stored, self.gate.store.key.public)
         assert (said.digest, said.seq) == (header.digest, header.seq)
@@ -239,6 +243,16 @@ def first_leg(gate: StoringGate, owner: LineOwner, *, ranks: int = 1) -> Holder:
     if ranks > 1:
         (group,) = owner.client().add_group(owner.deployment, machines=1, ranks=ranks)
     return Holder(gate, owner.leg(group=group))
+
+
+def group_leg(gate: StoringGate, owner: LineOwner, asked: LineRequest | None = None) -> tuple[Holder, Holder]:
+    """Return two machines of a leg, with two ranks each, of a new line if none is named."""
+    places = owner.client().add_group(owner.deployment, machines=2, ranks=2)
+    zero = owner.leg(asked, group=places[0])
+    one = owner.leg(asked or LineRequest(id=zero.line), group=places[1])
+    assert zero.attest().status == 202
+    second = Holder(gate, one)
+    return Holder(gate, zero, zero.actor.ask(zero.challenge, zero.evidence)), second
 
 
 def next_leg(

@@ -10,9 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from glasshouse.broker.client.owner_client import Reply, request
+from glasshouse.broker.decide.checkpoints.kept_parts import ENDED_KEPT_US
 from glasshouse.broker.decide.decisions import Effect
+from glasshouse.broker.store.database_schema import releases
 from glasshouse.broker.store.uploads import KEPT_US, LEAST_BYTES
 from glasshouse.errors import Code, RefusedError, UsageError
 from glasshouse.wire import dsse
@@ -30,7 +33,7 @@ from glasshouse.wire.lines.statements import (
 )
 from simulators.direct_gate import LineOwner
 from simulators.local_broker import LocalBroker
-from simulators.storing_gate import PIECE, StoringGate, answer, first_leg, next_leg, owner_at
+from simulators.storing_gate import PIECE, StoringGate, answer, first_leg, group_leg, next_leg, owner_at
 
 
 @pytest.fixture
@@ -75,6 +78,26 @@ def test_what_a_leg_leaves_the_next_one_reads_as_it_was(gate: StoringGate, owner
     assert [second.fetch(rank) for rank in (0, 1)] == [part for part, _ in parts]
     assert {stat.S_IMODE(path.stat().st_mode) for path in gate.folder.rglob("*") if path.is_file()} == {0o600}
     assert {stat.S_IMODE(path.stat().st_mode) for path in gate.folder.rglob("*") if path.is_dir()} == {0o700}
+
+
+def test_the_machines_of_a_group_send_and_read_their_own_ranks_and_machine_0_states_it(gate: StoringGate) -> None:
+    owner = LineOwner(gate, releases=4)
+    owner.store = gate.store.key
+    owner.delegate()
+    zero, one = group_leg(gate, owner)
+    (row, *_) = one.upload()
+    assert refused(zero.piece(zero.claim(row, rank=2), b"x")) is Code.CHECKPOINT_FOREIGN, "another machine's rank"
+    assert refused(one.piece(one.claim(row, rank=1), b"x")) is Code.CHECKPOINT_FOREIGN
+    header = zero.header(*zero.upload(content=b"0"), *one.upload(content=b"1"))
+    assert refused(one.state(header)) is Code.RUN_UNKNOWN
+    assert zero.state(header).status == 200
+    assert zero.count(header).status == 200
+    gate.advance(661)
+    later = group_leg(gate, owner, owner.order(owner.next(zero.start.id)))
+    for machine, ranks in zip(later, ((0, 1), (2, 3)), strict=True):
+        assert machine.fetch() == header.encode()
+        assert [sha256(machine.fetch(rank)) for rank in ranks] == [header.parts[rank].sha256 for rank in ranks]
+        assert refused(machine.ask((ranks[0] + 2) % 4)) is Code.CHECKPOINT_FOREIGN
 
 
 def test_two_are_kept_and_an_older_one_goes_only_when_a_newer_is_counted(gate: StoringGate, owner: LineOwner) -> None:
@@ -374,6 +397,21 @@ def test_what_no_leg_comes_for_is_dropped_after_a_month_and_its_line_is_still_kn
     assert newest.ticket is not None
 
 
+def test_a_training_that_was_completed_leaves_no_checkpoints_a_day_later(gate: StoringGate, owner: LineOwner) -> None:
+    done, open_ = first_leg(gate, owner), first_leg(gate, owner_at(gate))
+    done.counted()
+    kept = open_.counted()
+    for holder, outcome in ((done, "completed"), (open_, "interrupted")):
+        change = update(releases).where(releases.c.run_id == holder.run_id).values(outcome=outcome)
+        gate.broker.database.write(lambda connection, change=change: connection.execute(change))
+    gate.again()
+    assert len(gate.files()) == 4
+    gate.advance(ENDED_KEPT_US / 1e6 + 1)
+    gate.again()
+    assert len(gate.files()) == 2
+    assert gate.memory.header(open_.start.id, kept.digest) == kept
+
+
 def test_what_changes_nothing_is_no_sign_of_life(gate: StoringGate, owner: LineOwner) -> None:
     leg = first_leg(gate, owner)
     part, sealed = leg.seal()
@@ -430,8 +468,10 @@ def test_who_holds_the_store_s_disk_can_take_away_and_change_nothing_unseen(
     part.unlink()
     assert refused(second.ask(0)) is Code.CHECKPOINT_INCOMPLETE
     assert second.fetch() == header.encode()
-    (folder / "1-1.header").write_bytes(replace(header, step=9).encode())
-    assert refused(second.ask()) is Code.CHECKPOINT_INCOMPLETE
+    for other in (replace(header, step=9).encode(), header.encode()[:-1], b""):
+        (folder / "1-1.header").write_bytes(other)
+        assert refused(second.ask()) is Code.CHECKPOINT_INCOMPLETE
+    gate.again()
 
 
 def test_a_statement_of_another_key_is_not_the_store_s(gate: StoringGate, owner: LineOwner) -> None:

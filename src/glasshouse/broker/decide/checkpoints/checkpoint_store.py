@@ -12,23 +12,22 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import Connection, select
 
-from glasshouse.broker.decide.checkpoints.line_folders import LineFolders
+from glasshouse.broker.decide.checkpoints.kept_parts import KeptParts
 from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect, keep
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import legs
 from glasshouse.broker.store.line_rows import Leg, leg_of
-from glasshouse.broker.store.uploads import KEPT_US, StoreSpace, Upload, Uploads, counted_bytes
+from glasshouse.broker.store.uploads import StoreSpace
 from glasshouse.errors import Code, FormatError, PackageError, RefusedError
 from glasshouse.wire.canonical import b64encode
 from glasshouse.wire.crypto import SigningKey, derive, sha256
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.lines.checkpoint import (
     FRONT_BYTES,
-    MAX_WORLD,
     CheckpointHeader,
     PartHeader,
     PartRow,
@@ -49,12 +48,10 @@ from glasshouse.wire.lines.statements import (
 from glasshouse.wire.record import Record
 
 _LABEL = b"glasshouse store key v1"
-_MOST_PARTIAL = MAX_WORLD  # parts of one owner that are not whole: those of the largest world
 _MOST_READERS = 4096
 _HOLDERS = select(legs.c.run_id).where(legs.c.machine == 0)
 
 Parsed = TypeVar("Parsed", bound=Record)
-_Key: TypeAlias = tuple[bytes, int, int, int]  # line, leg, number and rank of a part
 
 
 class CheckpointStore:
@@ -66,18 +63,12 @@ class CheckpointStore:
     """
 
     def __init__(self, broker: BrokerState, space: StoreSpace) -> None:
-        self._broker, self._space = broker, space
+        self._broker = broker
         self.executor = space.executor
         self.key = SigningKey(derive(broker.key.seed(), _LABEL))
-        self.memory = LineFolders(space.folder / "lines", lambda line: self.executor.submit(self._sweep, line))
-        self._uploads: Uploads[_Key] = Uploads(_MOST_PARTIAL)
+        self._parts = KeptParts(broker, space)
+        self.memory = self._parts.folders
         self._reading: OrderedDict[str, int] = OrderedDict()  # where the next piece begins, by run and rank
-        self._counted: dict[bytes, dict[Path, int]] = {}  # of each line, what counts to its owner's share
-        for line in self.memory.lines():
-            self.memory.remove_drafts(line)
-            for part in self.memory.parts(line):
-                self._count(line, part.path, part.bytes)
-            self._sweep(line)
 
     def part(self, body: bytes) -> Decision:
         """Read a piece of a part; what is returned writes it.
@@ -95,7 +86,7 @@ class CheckpointStore:
         if claim.rank not in leg.ranks:
             raise RefusedError(Code.CHECKPOINT_FOREIGN, "a part of a rank that another machine has")
         self._check_next(leg, claim.seq)
-        known = self._uploads.get(_key_of(claim))
+        known = self._parts.coming(claim)
         # What changes nothing is no sign of life: a recording can be sent again, of a first piece too.
         goes_on = bool(piece.data) and known is not None and piece.start == known.here > 0
         return Decision(
@@ -174,46 +165,16 @@ class CheckpointStore:
     def _take(self, claim: PartClaim, piece: PartPiece, leg: Leg) -> ApiAnswer:
         self._check_newest(leg)
         self._check_next(leg, claim.seq)
-        key = _key_of(claim)
         path = self.memory.part_path(claim.line, leg=claim.leg, seq=claim.seq, rank=claim.rank, sha256=claim.sha256)
-        known = self._uploads.matching(key, sha256=claim.sha256, size=claim.bytes)
+        known = self._parts.known(claim)
         if known is None:
             if path.is_file():
                 return ApiAnswer.of({"bytes": path.stat().st_size, "whole": True})
             if piece.start or not piece.data:
                 return ApiAnswer.of({"bytes": 0, "whole": False})
-            self._begin_again(claim)
-            known = self._reserved(claim, leg.owner, path)
-            self._uploads[key] = known  # before anything is written: what is reserved can be dropped
-        oldest = self._uploads.came_on(key)
-        if oldest is not None:
-            self._drop_upload(oldest)
-        if not known.add(piece.start, piece.data):
-            return ApiAnswer.of({"bytes": known.here, "whole": False})
-        try:
-            known.check()
-        except FormatError:
-            self._drop_upload(key)
-            raise
-        known.finish()
-        del self._uploads[key]
-        return ApiAnswer.of({"bytes": known.here, "whole": True})
-
-    def _begin_again(self, claim: PartClaim) -> None:
-        """Drop what is here of the same rank's part, whole or not, and the header that names it."""
-        if _key_of(claim) in self._uploads:
-            self._drop_upload(_key_of(claim))
-        for part in list(self.memory.parts(claim.line)):
-            if (part.leg, part.seq, part.rank) == (claim.leg, claim.seq, claim.rank):
-                self.memory.give_up(claim.line, leg=claim.leg, seq=claim.seq)
-                self._drop(claim.line, part.path)
-
-    def _reserved(self, claim: PartClaim, owner: bytes, path: Path) -> Upload:
-        self._sweep_old()
-        self.memory.own(claim.line, owner)
-        self._broker.database.read(lambda connection: self._space.check(connection, owner, counted_bytes(claim.bytes)))
-        self._count(claim.line, path, claim.bytes)
-        return Upload(path=path, owner=owner, sha256=claim.sha256, size=claim.bytes)
+            known = self._parts.begin(claim, leg.owner, path)
+        whole = self._parts.add(claim, known, piece.start, piece.data)
+        return ApiAnswer.of({"bytes": known.here, "whole": whole})
 
     def _keep_whole(self, header: CheckpointHeader, leg: Leg) -> ApiAnswer:
         self._check_newest(leg)
@@ -253,55 +214,6 @@ class CheckpointStore:
             raise RefusedError(Code.CHECKPOINT_INCOMPLETE, "a part of this checkpoint is not stored here") from None
         keep(self._reading, reader, request.start + len(data), most=_MOST_READERS)
         return ApiAnswer.of({"bytes": size, "data": b64encode(data)})
-
-    def _sweep(self, line: bytes) -> None:
-        """Drop what is neither counted of late nor to come: headers first, which without their parts are none."""
-        note = self.memory.note(line)
-        last = note.counted
-        counted = set() if last is None else {last.digest, last.previous}
-        here = set()
-        for header in list(self.memory.headers(line)):
-            if header.digest in counted or (header.leg, header.seq) == (note.leg, note.seq + 1):
-                here.add((header.leg, header.seq))
-            else:
-                self.memory.drop_header(line, leg=header.leg, seq=header.seq)
-        here.add((note.leg, note.seq + 1))
-        for key in [key for key in self._uploads if key[0] == line and key[1:3] not in here]:
-            self._drop_upload(key)
-        for part in list(self.memory.parts(line)):
-            if (part.leg, part.seq) not in here:
-                self._drop(line, part.path)
-
-    def _sweep_old(self) -> None:
-        """Drop checkpoints of lines of which nothing came for `KEPT_US`; what is newest of them stays known."""
-        before_s = (self._broker.clock_us() - KEPT_US) / 1_000_000
-        for line, counted in list(self._counted.items()):
-            if counted and self.memory.path(line).stat().st_mtime <= before_s:
-                for header in list(self.memory.headers(line)):
-                    self.memory.drop_header(line, leg=header.leg, seq=header.seq)
-                for path in list(counted):
-                    self._drop(line, path)
-
-    def _count(self, line: bytes, path: Path, size: int) -> None:
-        owner = self.memory.note(line).owner
-        if owner is not None:
-            self._counted.setdefault(line, {})[path] = counted_bytes(size)
-            self._space.checkpoints[owner] += counted_bytes(size)
-
-    def _drop(self, line: bytes, path: Path) -> None:
-        owner = self.memory.note(line).owner
-        if owner is not None:
-            self._space.checkpoints[owner] -= self._counted.get(line, {}).pop(path, 0)
-        path.unlink(missing_ok=True)
-
-    def _drop_upload(self, key: _Key) -> None:
-        upload = self._uploads.pop(key)
-        upload.part.unlink(missing_ok=True)
-        self._drop(key[0], upload.path)
-
-
-def _key_of(claim: PartClaim) -> _Key:
-    return claim.line, claim.leg, claim.seq, claim.rank
 
 
 def _front_of(path: Path, row: PartRow) -> PartHeader:

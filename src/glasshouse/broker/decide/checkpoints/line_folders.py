@@ -147,8 +147,8 @@ class LineFolders:
         for path, _ in self._files(line, _HEADER):
             try:
                 yield _header(path, path.stat().st_mtime_ns)
-            except FileNotFoundError:
-                continue  # dropped meanwhile
+            except (FileNotFoundError, FormatError):
+                continue  # dropped meanwhile, or damaged
 
     def header(self, line: bytes, digest: bytes) -> CheckpointHeader | None:
         """Return the header of a checkpoint that is here whole."""
@@ -173,6 +173,10 @@ class LineFolders:
     def lines(self) -> list[bytes]:
         """Return all lines that there are notes of."""
         return list(self._notes)
+
+    def changed_us(self, line: bytes) -> int:
+        """Return when something of a line came or went last."""
+        return self.path(line).stat().st_mtime_ns // 1000
 
     def remove_drafts(self, line: bytes) -> None:
         """Remove what was not whole when the gate ended."""
