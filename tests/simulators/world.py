@@ -39,6 +39,7 @@ from glasshouse.package.manifest import Manifest
 from glasshouse.wire.canonical import decode
 from glasshouse.wire.crypto import RecipientKey, SigningKey, Suite, salted, sha256
 from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.lines.line_start import LineStart
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from glasshouse.wire.states import Outcome, State
 from simulators.measured import measured
@@ -238,8 +239,13 @@ class World:
             challenge=challenge,
             record=self.record,
             now_us=START_US + 2 * SECOND_US,
+            line=self.begins(),
         )
         return ReleaseMessage.parse(release).ear
+
+    def begins(self) -> LineStart | None:
+        """The leg of a line that this is, as its attestation result has it."""
+        return None
 
     def outputs(self) -> tuple[Output, ...]:
         return (

@@ -16,6 +16,7 @@ from glasshouse.jobs.results.exported import (
     model_key,
     sign_model,
 )
+from glasshouse.jobs.verify.line_file import LINE_NAME
 from glasshouse.wire.crypto import sha256
 
 
@@ -39,6 +40,8 @@ def command(
     files: dict[str, bytes] = {}
     if pem or every:
         files |= export_keys(found.bundle, found.verdict, owner=identity.signing.public)
+    if found.line is not None:
+        files[LINE_NAME] = found.line
     if model_signing or every:
         found.require_good()
         key = model_key(options.own_home, identity, now_us=time.time_ns() // 1000)

@@ -22,7 +22,8 @@ _REPORT = "report.html"
 
 def command(
     what: Annotated[
-        str, argument("FILE|RUN|DIR", "Receipt, artifact, event log, package; a run; a measurement's folder.")
+        str,
+        argument("FILE|RUN|DIR", "Receipt, artifact, event log, package, line; a run; a measurement's folder."),
     ],
     owner: Annotated[
         str | None, option("--owner NAME|FILE", "A known owner or an owner.pub; by default whose it is.")
@@ -36,6 +37,7 @@ def command(
     """Print what holds of a document, and return the verdict's exit code."""
     from glasshouse.jobs import api
     from glasshouse.jobs.verify.documents import PackageVerdict
+    from glasshouse.jobs.verify.line_verdict import LineVerdict, is_wiped, leg_words
     from glasshouse.jobs.verify.publish import ArtifactVerdict
     from glasshouse.jobs.verify.verdict import Verdict
     from glasshouse.jobs.verify.verify_named import GroupVerdict
@@ -52,7 +54,12 @@ def command(
     )
     verdict, key = found.verdict, found.trust.owner.fingerprint
     output.result(found.to_json())
-    if isinstance(verdict, GroupVerdict):
+    if isinstance(verdict, LineVerdict):
+        output.say(f"From owner {key}, from the first machine to the last:", style="dim")
+        _marks(output, ((f"leg {leg.number}", leg_words(leg), is_wiped(leg)) for leg in verdict.legs))
+        _say(output, found.trust, verdict)
+        output.facts({"from": found.path})
+    elif isinstance(verdict, GroupVerdict):
         for machine, one in enumerate(verdict.machines):
             _receipt(output, key, one, f" on machine {machine}")
         _say(output, found.trust, verdict)

@@ -126,8 +126,12 @@ def keep(home: Home, view: LineView, *, gate: bytes) -> None:
             LineNotes(runs[ticket.run_id]).keep_ticket(ticket, envelope)
     for envelope in view.abandoned:
         said = _signed(LegAbandoned, envelope, gate, view)
-        if said.run_ids[0] in runs:
-            LineNotes(runs[said.run_ids[0]]).keep_abandoned(envelope)
+        # A gate that was put back from a backup of before that leg does not know its runs.
+        its = [run_id for run_id in said.run_ids if run_id in runs] or [
+            leg.record.run_id for leg in known_legs(home, view.id.hex()) if leg.number == said.leg
+        ]
+        if its:
+            LineNotes(runs[its[0]]).keep_abandoned(envelope)
 
 
 def known_tickets(home: Home, line: str, *, gate: bytes) -> dict[Ticket, Envelope]:

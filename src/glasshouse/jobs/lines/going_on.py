@@ -32,6 +32,7 @@ from glasshouse.jobs.supervise.control import look
 from glasshouse.jobs.supervise.follow import Tail
 from glasshouse.jobs.supervise.launching import LaterLeg
 from glasshouse.jobs.verify.conclusion import survivors, verify_run
+from glasshouse.jobs.verify.line_file import write_line_file
 from glasshouse.package.manifest import Manifest
 from glasshouse.providers.place.local import LocalPlace
 from glasshouse.wire.lines.statements import LegLost, ResumeOrder
@@ -113,6 +114,8 @@ def go_on(
     line.look()
     legs = known_legs(home, line.name)
     line.close(legs, lost=lost, lease_s=terms.policy.lease_s)
+    with contextlib.suppress(UsageError, OSError):
+        write_line_file(home, last.folder)
     begins = line.begins() if rewind_to is None else line.rewound(rewind_to, legs)
     before = next((leg for leg in legs if leg.record.run_id in line.view.run_ids), last)
     return GoingOn(

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationError
 from glasshouse.evidence.bundle import Bundle
@@ -19,9 +20,10 @@ from glasshouse.jobs.owner.owner_identity import OwnerPublic, read_public
 from glasshouse.package.layout import MAGIC
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Package
-from glasshouse.wire.canonical import Json
+from glasshouse.wire.canonical import Json, decode, encode
 from glasshouse.wire.crypto import key_id
 from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.lines.statements import LINE_START, MAX_LINE_BYTES
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SUFFIX = ".pub"
@@ -178,6 +180,8 @@ def _claimed(document: Path) -> tuple[set[str], OwnerPublic | None]:
                 owner = _owner_of(Package.open(stream).manifest)
                 return {key_id(owner.signing)}, owner
             data = stream.read(MAX_BUNDLE_BYTES + 1)
+            if data.startswith(LINE_START):
+                data = _first_bundle(data + stream.read(MAX_LINE_BYTES))
         if data.startswith(b'{"payload":'):
             envelope = Envelope.parse(data, max_bytes=MAX_BUNDLE_BYTES)
             return {name for name, _ in envelope.signatures}, None
@@ -186,6 +190,17 @@ def _claimed(document: Path) -> tuple[set[str], OwnerPublic | None]:
         return {name for name, _ in bundle.delegation.signatures}, None if manifest is None else _owner_of(manifest)
     except (OSError, GlasshouseError):
         return set(), None
+
+
+def _first_bundle(line: bytes) -> bytes:
+    """Return the first receipt bundle of a line file; nothing where it has none."""
+    whole: Any = decode(line, max_bytes=MAX_LINE_BYTES)
+    legs = whole.get("legs") if isinstance(whole, dict) else None
+    for leg in legs if isinstance(legs, list) else ():
+        if isinstance(leg, dict) and leg.get("bundles"):
+            data: bytes = encode(leg["bundles"][0])
+            return data
+    return b""
 
 
 def _owner_of(manifest: Manifest) -> OwnerPublic:

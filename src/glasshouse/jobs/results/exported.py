@@ -32,6 +32,8 @@ from glasshouse.jobs.results.collect import RunOutput, look_inside
 from glasshouse.jobs.supervise.control import look, require_ended
 from glasshouse.jobs.verify.conclusion import read_receipt
 from glasshouse.jobs.verify.documents import verify_sealed_in
+from glasshouse.jobs.verify.line_file import line_file
+from glasshouse.jobs.verify.line_verdict import verify_line
 from glasshouse.jobs.verify.run_files import verify_log_in
 from glasshouse.jobs.verify.verdict import Status, Verdict, verify_bundle
 from glasshouse.wire import dsse
@@ -60,6 +62,7 @@ class ExportedRun:
     bundle: bytes  # the receipt bundle's bytes
     verdict: Verdict  # of it, with log, heads and sealed files
     outputs: tuple[RunOutput, ...]  # opened and compared with it
+    line: bytes | None = None  # the file of the whole line, which holds too; None for a run of none
 
     def require_good(self) -> None:
         """Raise `UsageError` unless the run completed, on one machine, and its receipt is whole."""
@@ -80,7 +83,17 @@ def exported_run(home: Home, run: str, identity: Identity) -> ExportedRun:
     if verdict.machines > 1:
         raise UsageError(Code.USAGE, f"this receipt is one of {verdict.machines} machines', and not the whole run")
     outputs = look_inside(folder, verdict.chain.receipt, sealing=identity.sealing)
-    return ExportedRun(bundle=bundle, verdict=verdict, outputs=tuple(outputs))
+    return ExportedRun(bundle=bundle, verdict=verdict, outputs=tuple(outputs), line=_line(home, verdict, identity))
+
+
+def _line(home: Home, verdict: Verdict, identity: Identity) -> bytes | None:
+    """Return the file of a run's line, verified; None for a run of none."""
+    line = verdict.chain.token.line
+    found = None if line is None else line_file(home, line.id.hex())
+    if found is None:
+        return None
+    verify_line(found.encode(), owner=identity.signing.public)
+    return found.encode()
 
 
 def public_pem(public: bytes) -> bytes:

@@ -15,6 +15,7 @@ from glasshouse.jobs.gates.embedded import Embedded
 from glasshouse.jobs.gates.known_gates import GateBroker
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.verify.line_file import write_line_file
 
 Broker: TypeAlias = Embedded | GateBroker
 """What a run needs of its broker: whether it serves, that it does, and giving it back."""
@@ -44,7 +45,7 @@ def silence(folder: RunFolder, home: Home, broker: Broker) -> Callable[[], bool]
 
 
 def note_line(folder: RunFolder, home: Home, broker: Broker) -> None:
-    """Keep what the broker shows of a run's line, where it has one and can be asked.
+    """Keep what the broker shows of a run's line, where it has one and can be asked, and write its line file.
 
     Raises `VerificationError` where what it shows contradicts what was kept.
     """
@@ -52,6 +53,8 @@ def note_line(folder: RunFolder, home: Home, broker: Broker) -> None:
     if view is not None and serving is not None:
         with contextlib.suppress(UsageError):  # a disk without room takes no good end from a run
             line_notes.keep(home, view, gate=serving.public)
+    with contextlib.suppress(UsageError, OSError):
+        write_line_file(home, folder)
 
 
 def _view(folder: RunFolder, broker: Broker) -> LineView | None:

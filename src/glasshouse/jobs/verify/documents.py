@@ -15,6 +15,7 @@ from glasshouse.errors import Code, ExitCode, PackageError, UsageError, Verifica
 from glasshouse.evidence.bundle import BUNDLE_KIND
 from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
 from glasshouse.jobs.owner.home import is_there, open_regular
+from glasshouse.jobs.verify.line_verdict import LineVerdict, verify_line
 from glasshouse.jobs.verify.publish import ArtifactVerdict, verify_artifact
 from glasshouse.jobs.verify.run_files import LOGS, sealed_files, verify_log_in, why_unreadable
 from glasshouse.jobs.verify.verdict import Verdict, verify_bundle
@@ -22,6 +23,7 @@ from glasshouse.package.content import verify_content
 from glasshouse.package.layout import MAGIC
 from glasshouse.package.read import Package
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.lines.statements import LINE_START, MAX_LINE_BYTES
 
 BUNDLE_NAME = "receipt.json"
 _PACKAGE = MAGIC[:4]  # also of one whose magic a transfer damaged
@@ -67,7 +69,7 @@ class PackageVerdict:
         }
 
 
-AnyVerdict: TypeAlias = Verdict | ArtifactVerdict | PackageVerdict
+AnyVerdict: TypeAlias = Verdict | ArtifactVerdict | LineVerdict | PackageVerdict
 
 
 def verify_package(
@@ -113,7 +115,7 @@ def verify_file(
     now_us: int | None = None,
     run_id: str | None = None,
 ) -> AnyVerdict:
-    """Verify a receipt bundle, an artifact, a sealed package or an event log.
+    """Verify a receipt bundle, an artifact, a sealed package, a line file or an event log.
 
     A bundle is verified with the `events.log` and `heads.log` that lie beside it. A log that is named must be there,
     and the bundle that vouches for it beside it.
@@ -143,6 +145,8 @@ def verify_file(
             if start == _PACKAGE:
                 return verify_package(stream, owner=owner, content=content, package_key=package_key)
             data = stream.read(MAX_BUNDLE_BYTES + 1)
+            if data.startswith(LINE_START):
+                return verify_line(data + stream.read(MAX_LINE_BYTES), owner=owner, now_us=now_us)
     except OSError as error:
         raise UsageError(Code.FILE_MISSING, f"cannot read {path}: {why_unreadable(path, error)}") from None
     if data.startswith(_ENVELOPE):
@@ -207,4 +211,6 @@ def kind_of(path: Path) -> str | None:
         return "package"
     if data.startswith(_ENVELOPE):
         return "artifact"
+    if data.startswith(LINE_START):
+        return "line"
     return "receipt" if BUNDLE_KIND.encode() in data else None

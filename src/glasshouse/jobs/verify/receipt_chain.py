@@ -24,6 +24,7 @@ from glasshouse.handshake.launch import TokenClaims, parse_token_at_issue
 from glasshouse.package.manifest import Manifest, parse_signed
 from glasshouse.wire import jwt
 from glasshouse.wire.crypto import key_id, sha256
+from glasshouse.wire.lines.line_start import LineStart
 from glasshouse.wire.states import State
 
 
@@ -196,6 +197,7 @@ def _ear(
         ("manifest", ear.manifest_sha256 == token.manifest_sha256),
         ("policy floor", ear.floor_sha256 == token.floor_sha256),
         ("deployment policy", ear.policy_sha256 == token.policy_sha256),
+        ("leg of a line", _begins(ear.line) == token.line),
         ("assurance", ear.assurance is claims.assurance and ear.assurance.at_least(manifest.floor.assurance)),
         (
             "hardening profile",
@@ -234,6 +236,12 @@ def _receipt(bundle: Bundle, token: TokenClaims, evidence_public: bytes, *, atte
         )
 
 
+def _begins(leg: LineStart | None) -> LineStart | None:
+    """Return which leg of which line it is, and where it begins, as a launch token has it."""
+    names = ("id", "leg", "seq", "checkpoint", "rewind", "counted")
+    return None if leg is None else LineStart(**{name: getattr(leg, name) for name in names})
+
+
 def _check_receipt(receipt: Receipt, *, manifest: Manifest | None, token: TokenClaims, head: Head) -> None:
     """Step 9, against head, token and manifest."""
     for what, holds in (
@@ -245,6 +253,7 @@ def _check_receipt(receipt: Receipt, *, manifest: Manifest | None, token: TokenC
         ("policy floor", receipt.floor_sha256 == token.floor_sha256),
         ("deployment policy", receipt.policy_sha256 == token.policy_sha256),
         ("workload", manifest is None or receipt.workload == manifest.workload),
+        ("leg of a line", _begins(receipt.line) == (None if receipt.ear_sha256 is None else token.line)),
     ):
         _same(Code.CHAIN_RECEIPT, f"the receipt's {what}", holds)
 

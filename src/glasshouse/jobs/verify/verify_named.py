@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, PackageError, UsageError, VerificationError
 from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
 from glasshouse.jobs.define.package_records import KeyStore, public_part
+from glasshouse.jobs.gates.line_notes import known_legs
 from glasshouse.jobs.owner.home import Home, is_there, read_bounded
 from glasshouse.jobs.owner.installation import ARTIFACTS, load
 from glasshouse.jobs.owner.known_owners import OwnerTrust, trusted_owner
@@ -25,6 +26,8 @@ from glasshouse.jobs.verify.documents import (
     verify_file,
     verify_sealed_in,
 )
+from glasshouse.jobs.verify.line_file import line_file
+from glasshouse.jobs.verify.line_verdict import LineVerdict, verify_line
 from glasshouse.jobs.verify.publish import ArtifactVerdict, compare
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.canonical import Json
@@ -57,7 +60,7 @@ class Verified:
     """What was verified, and under whose key.
 
     Attributes:
-        path: the file; the folder of a measurement, or of a run on several machines.
+        path: the file; the folder of a measurement, or of a run on several machines or of a line.
         trust: whose key the verdict rests on, and where that key came from.
         verdict: what holds, and what was not looked at.
     """
@@ -147,6 +150,21 @@ def verify_group(run: RunFolder, first: Verdict, *, owner: bytes, now_us: int | 
     return GroupVerdict(group=check_group([one.chain for one in machines]), machines=tuple(machines))
 
 
+def verify_line_of(home: Home, line: bytes, owner: bytes, now_us: int | None = None) -> LineVerdict:
+    """Verify a line by all that is known of it here, with the files of each of its runs.
+
+    Raises as `verify_line` and `verify_sealed_in`.
+    """
+    for leg in known_legs(home, line.hex()):
+        for folder in leg.folder.machines():
+            if is_there(folder.receipt):
+                _verified(folder, owner, now_us)
+    found = line_file(home, line.hex())
+    if found is None:
+        raise VerificationError(Code.CHAIN_INCOMPLETE, "nothing of the line is known here")
+    return verify_line(found.encode(), owner=owner, now_us=now_us)
+
+
 def _verified(folder: RunFolder, owner: bytes, now_us: int | None) -> Verdict:
     if not is_there(folder.receipt):
         raise VerificationError(Code.CHAIN_INCOMPLETE, f"a machine of the group left no receipt in {folder.path}")
@@ -166,7 +184,7 @@ def verify_named(
     """Verify what is named, offline.
 
     Args:
-        what: a receipt, artifact, event log or package; a run; a measurement's folder.
+        what: a receipt, artifact, event log, package or line file; a run, with it its line; a measurement's folder.
         home: whose owner, known owners and runs count.
         owner: a known owner's name or a public key's file; None for whose it is.
         bundle: the receipt to compare an artifact with.
@@ -205,6 +223,8 @@ def verify_named(
             verdict = verify_sealed_in(verdict, path.parent, expected=whole)
     except (FormatError, PackageError, VerificationError) as error:
         raise _refused(error, path, kind_of(path)) from None
+    if isinstance(verdict, Verdict) and run is not None and (line := verdict.chain.token.line) is not None:
+        return Verified(path=run.path, trust=trust, verdict=verify_line_of(home, line.id, trust.owner.signing, now_us))
     # The token names how many there are: that their folders are not there does not make this the whole run.
     if not isinstance(verdict, Verdict) or run is None or verdict.machines == 1:
         return Verified(path=path, trust=trust, verdict=verdict)

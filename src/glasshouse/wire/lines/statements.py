@@ -28,6 +28,10 @@ HEADER_PATH = "/v1/checkpoint/header"
 COUNT_PATH = "/v1/checkpoint/count"
 READ_PATH = "/v1/checkpoint/read"
 
+LINE_FORMAT = "glasshouse-line/1"
+LINE_START = b'{"format":"glasshouse-line/1"'
+"""What a line file begins with."""
+MAX_LINE_BYTES = 64 << 20
 MAX_PIECE_BYTES = 256 * 1024
 MAX_DATA_BYTES = 176 * 1024
 MAX_STATEMENT_BYTES = 8192

@@ -1,0 +1,129 @@
+"""What `verify` found of a line, in words for people and for machines: of each leg where, which steps, and its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glasshouse.errors import ExitCode
+from glasshouse.jobs.verify.line_chain import WalkedLeg, walk_line
+from glasshouse.jobs.verify.verdict import Status, Verdict
+from glasshouse.wire.canonical import Json
+from glasshouse.wire.states import Outcome
+
+_WHY = {"lease": "nothing was heard of it for its lease", "lost": "its owner reported its machines gone"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineVerdict:
+    """A line all of whose documents hold, from the first machine to the last."""
+
+    line: bytes  # its id
+    legs: tuple[WalkedLeg, ...]
+
+    @property
+    def last(self) -> WalkedLeg:
+        """The last leg."""
+        return self.legs[-1]
+
+    @property
+    def status(self) -> Status:
+        """What the weakest receipt is worth, and how the last leg ended."""
+        if not self.last.machines or any(one.status is Status.INCOMPLETE for leg in self.legs for one in leg.machines):
+            return Status.INCOMPLETE
+        if self.last.abandoned is not None or any(one.status is not Status.GOOD for one in self.last.machines):
+            return Status.NOT_COMPLETED
+        return Status.GOOD
+
+    @property
+    def not_wiped(self) -> tuple[int, ...]:
+        """The legs of which nothing shows that every machine wiped itself."""
+        return tuple(leg.number for leg in self.legs if not is_wiped(leg))
+
+    @property
+    def assurance(self) -> str:
+        """The level, where all legs have the same."""
+        return " and ".join(sorted({one.assurance for leg in self.legs for one in leg.machines}))
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of a command with this verdict: that of how the last leg ended."""
+        if self.status is Status.INCOMPLETE:
+            return ExitCode.INCOMPLETE
+        worst = [one for one in self.last.machines if one.outcome is not Outcome.COMPLETED]
+        return worst[0].exit_code if worst else ExitCode.DONE if self.status is Status.GOOD else ExitCode.RUN_FAILED
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence, with the level, and what is not shown."""
+        legs = "one leg" if len(self.legs) == 1 else f"{len(self.legs)} legs"
+        whole = f"line {self.line.hex()[:8]}, {legs} (assurance {self.assurance})"
+        text = {
+            Status.GOOD: f"Authentic and complete: {whole}: the training completed in the last.",
+            Status.NOT_COMPLETED: f"Authentic: {whole}: the training did not complete.",
+            Status.INCOMPLETE: f"Incomplete: {whole}: nothing contradicts it, but a receipt lacks what would vouch "
+            "for it, or the last leg left none.",
+        }[self.status]
+        if self.not_wiped:
+            named = ", ".join(map(str, self.not_wiped))
+            text += f" That the machines of leg {named} wiped themselves is NOT SHOWN."
+        return f"{text} {self._receipts[0].proves}"
+
+    @property
+    def _receipts(self) -> list[Verdict]:
+        return [one for leg in self.legs for one in leg.machines]
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the verdict for `verify --json`."""
+        return {
+            "assurance": self.assurance,
+            "kind": "line",
+            "legs": [_leg(leg) for leg in self.legs],
+            "line": self.line.hex(),
+            "not_wiped": list(self.not_wiped),
+            "status": self.status.value,
+            "verdict": self.sentence,
+        }
+
+
+def is_wiped(leg: WalkedLeg) -> bool:
+    """Return whether receipts show that every machine of a leg ended by wiping itself."""
+    return leg.abandoned is None and all(one.outcome is not Outcome.RESIDUE for one in leg.machines)
+
+
+def leg_words(leg: WalkedLeg) -> str:
+    """Return a leg for people: where, which steps, how it ended, and whether its wiping is shown."""
+    runs = [one.chain.receipt.run_id for one in leg.machines] or list(leg.abandoned.run_ids if leg.abandoned else ())
+    where = "run " + ", ".join(run[:8] for run in runs) if runs else "a run that its gate had forgotten"
+    back = ", an older one by its owner's order" if leg.rewind else ""
+    begun = "the beginning" if not leg.seq else f"checkpoint {leg.seq}{_at(leg.step)}{back}"
+    last = "" if leg.last is None else f", left checkpoint {leg.last.seq}{_at(leg.last.step)}"
+    if leg.abandoned is not None:
+        ended = f"abandoned: {_WHY[leg.abandoned.why]}; its wiping is NOT SHOWN"
+    else:
+        ends = dict.fromkeys(one.outcome.value for one in leg.machines)
+        ended = " and ".join(ends) + ("; wiped, by its receipt" if is_wiped(leg) else "; something was FOUND after it")
+    return f"{where}: from {begun}{last}; {ended}"
+
+
+def _at(step: int | None) -> str:
+    return "" if step is None else f" (step {step})"
+
+
+def _leg(leg: WalkedLeg) -> dict[str, Json]:
+    last = leg.last
+    return {
+        "abandoned": None
+        if leg.abandoned is None
+        else {"run_ids": list(leg.abandoned.run_ids), "why": leg.abandoned.why, "time_us": leg.abandoned.time_us},
+        "begins": {"rewind": leg.rewind, "seq": leg.seq, "step": leg.step},
+        "last": None if last is None else {"digest": last.digest.hex(), "seq": last.seq, "step": last.step},
+        "leg": leg.number,
+        "receipts": [one.to_json() for one in leg.machines],
+        "wiped": is_wiped(leg),
+    }
+
+
+def verify_line(data: bytes, *, owner: bytes, now_us: int | None = None) -> LineVerdict:
+    """Verify a line file; raises as `walk_line`."""
+    line, legs = walk_line(data, owner=owner, now_us=now_us)
+    return LineVerdict(line=line, legs=legs)
