@@ -14,7 +14,7 @@ FOLDER = _HERE / "checkpoints"
 MESSAGES = FOLDER / "fixed" / "hpke-messages.json"
 sys.path[:0] = [str(_HERE), str(_HERE.parents[1] / "tests")]
 
-from checkpoint_cases import gate_rules, parts, statements  # noqa: E402 - found through the line above
+from checkpoint_cases import gate_rules, lines, parts, statements  # noqa: E402 - found through the line above
 from package_parts import Messages  # noqa: E402
 
 
@@ -28,6 +28,7 @@ def build(messages: Messages) -> dict[str, bytes]:
         statements.statement_cases(),
         gate_rules.count_cases(),
         gate_rules.launch_cases(),
+        lines.line_cases(),
     )
     files: dict[str, bytes] = {}
     for name, document in (found for generator in generators for found in generator):

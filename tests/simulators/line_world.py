@@ -1,6 +1,6 @@
 """A line in memory: legs of one world, each a whole run with its receipt, and what owner and gate sign about them.
 
-Told by the tests of `verify` and written down as vectors by spec/vectors/generate_checkpoints_line.py.
+Told by the tests of `verify` and written down as vectors by spec/vectors/generate_checkpoints.py.
 """
 
 from __future__ import annotations

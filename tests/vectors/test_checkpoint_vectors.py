@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, RunError
+from glasshouse.jobs.verify.line_verdict import verify_line
 from glasshouse.package.checkpoints.part_content import PartReader
 from glasshouse.package.checkpoints.resume_parts import open_header, unwrap
 from glasshouse.package.streams import Positioned
 from glasshouse.wire import dsse
-from glasshouse.wire.canonical import b64encode
+from glasshouse.wire.canonical import b64decode, b64encode, encode
 from glasshouse.wire.crypto import sha256
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.lines import statements
@@ -112,10 +113,27 @@ def read_statement(given: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def leg_in(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a leg's documents, those that it has from another case among them."""
+    if "base" not in given:
+        return given
+    case, number = given["base"]
+    base = leg_in(CASES[case]["input"]["legs"][number - 1])
+    own = {name: value for name, value in given.items() if name not in ("base", "without")}
+    return {name: value for name, value in base.items() if name not in given.get("without", [])} | own
+
+
+def read_line(given: dict[str, Any]) -> dict[str, Any]:
+    whole = {"format": "glasshouse-line/1", "legs": [leg_in(one) for one in given["legs"]]}
+    found = verify_line(encode(whole), owner=b64decode(given["owner"]))
+    return {"exit_code": int(found.exit_code), "not_wiped": list(found.not_wiped), "status": found.status.value}
+
+
 READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "count": read_count,
     "header": read_header,
     "launch": read_launch,
+    "line": read_line,
     "padded": read_padded,
     "part": read_part,
     "resume-key": read_resume_key,
