@@ -151,10 +151,11 @@ def code_of(act: Callable[[], object]) -> Code | None:
     return None
 
 
-def test_every_changed_byte_of_a_part_is_refused(whole: tuple[bytes, PartRow]) -> None:
-    part, row = whole
+def test_every_changed_byte_of_a_part_is_refused() -> None:
+    part, row = seal(content({"state": b"small"}))
+    given = unwrap(part[: front_length(part)], header_of(row, row), RESUME, rank=0, offset=front_length(part))
     begin = front_length(part)
-    for at in [*range(0, begin, 37), *range(begin, len(part))]:
+    for at in range(len(part)):
         spoiled = bytearray(part)
         spoiled[at] ^= 0x10
         if at < begin:  # as the custodian sees it
@@ -162,10 +163,7 @@ def test_every_changed_byte_of_a_part_is_refused(whole: tuple[bytes, PartRow]) -
                 lambda front=bytes(spoiled[:begin]): unwrap(front, header_of(row, row), RESUME, rank=0, offset=0)
             )
         else:
-            given = unwrap(part[:begin], header_of(row, row), RESUME, rank=0, offset=begin)
-            found = code_of(
-                lambda given=given, spoiled=spoiled: PartReader(Positioned(io.BytesIO(spoiled)), given).verify()
-            )
+            found = code_of(lambda spoiled=spoiled: PartReader(Positioned(io.BytesIO(spoiled)), given).verify())
         assert found is Code.CHECKPOINT_TAMPERED, at
 
 
@@ -212,7 +210,7 @@ def test_a_leg_opens_the_checkpoint_of_its_release_and_no_other(whole: tuple[byt
     assert open_header(header.encode(), start, **release) == header
     earlier = replace(header, seq=4).encode()
     assert code_of(lambda: open_header(earlier, start, **release)) is Code.CHECKPOINT_TAMPERED
-    for at in range(0, len(header.encode()), 5):
+    for at in range(len(header.encode())):
         spoiled = bytearray(header.encode())
         spoiled[at] ^= 1
         assert code_of(lambda spoiled=bytes(spoiled): open_header(spoiled, start, **release)) is (

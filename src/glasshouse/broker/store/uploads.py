@@ -171,7 +171,7 @@ def _check_own(folder: Path, public: bytes) -> None:
     mark = folder / _MARK
     if not any(folder.iterdir()):
         write_private_file(mark, public.hex().encode())
-    hint = "files in a store are removed: name a folder that is empty or does not exist yet"
+    hint = "files in a store are removed: name an empty folder, or remove this one if nothing in it is needed any more"
     try:
         found = read_private_file(mark, max_bytes=128, what="mark of the store")
     except UsageError as error:

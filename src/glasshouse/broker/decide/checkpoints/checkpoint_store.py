@@ -113,9 +113,8 @@ class CheckpointStore:
         self._check_next(leg, header.seq)
         if header.previous != line.head.digest:
             raise RefusedError(Code.CHECKPOINT_STALE, "a checkpoint that does not follow the last of its line")
-        repeated = self.memory.header(header.line, header.digest) is not None
-        effect = Effect.CHARGE if repeated else Effect.CREDIT
-        return Decision(decide=partial(self._keep_whole, header, leg), effect=effect)
+        # Charged: it may come to nothing, or be a recording, and an honest runtime sends few.
+        return Decision(decide=partial(self._keep_whole, header, leg), effect=Effect.CHARGE)
 
     def read(self, body: bytes) -> Decision:
         """Read a request of a machine that resumes; what is returned answers it.
