@@ -90,6 +90,23 @@ def test_a_second_machine_goes_on_where_the_first_one_ended(line: Make) -> None:
     assert receipt.line.last.seq == 6
 
 
+def test_a_gate_that_crashes_within_a_checkpoint_counts_it_when_it_is_back(line: Make) -> None:
+    world = line(script(steps=3, then="").replace("here.progress(step)", "import time; time.sleep(0.3)"))
+    agent = world.start()
+    agent.wait_for(lambda: checkpoints(agent))
+    world.restart_gate()
+    receipt = completed(agent)
+    assert [one["seq"] for one in checkpoints(agent)] == [1, 2, 3]
+    assert receipt.line is not None
+    assert world.view().head == (receipt.line.last and receipt.line.last.digest)
+
+
+def test_a_job_with_checkpoints_is_not_begun_without_a_line(line: Make) -> None:
+    world = line(script(steps=1))
+    agent = world.world.start(world.world.launch())
+    ended(agent, exit_code=ExitCode.RUN_FAILED, outcome="failed", code=Code.RELEASE_INVALID)
+
+
 def test_on_a_bad_way_parts_and_tickets_are_asked_for_again_and_each_is_counted_once(
     line: Make, tmp_path: Path
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.broker.http_api import LineRequest, LineView
 from glasshouse.handshake.launch import LaunchFile
+from glasshouse.wire.group import Group
 from glasshouse.wire.lines.statements import LegLost
 from tools.runtime_world import AgentProcess, Broken, World, script_world
 
@@ -33,7 +36,10 @@ class LineWorld:
         home = folder / "home"
         home.mkdir(mode=0o700)
         self.store = home / "store"
-        broker = BrokerProcess(home, "--store", str(self.store))
+        self._home = home
+        # By a name, so that one that was started again is found.
+        self._options = ("--store", str(self.store), "--runtime-bind", f"unix:{home / 'runtime'}")
+        broker = BrokerProcess(home, *self._options)
         params = {"checkpoints": LIMITS, **params}
         try:
             broken = broken or Broken(max_legs=9)
@@ -44,7 +50,14 @@ class LineWorld:
         self.world.own_broker = broker
         self.line: bytes | None = None
 
-    def launch(self, *, broker_url: str | None = None, **changes: Any) -> LaunchFile:
+    def launch(
+        self,
+        *,
+        broker_url: str | None = None,
+        ranks: int | None = None,
+        group: Group | None = None,
+        **changes: Any,
+    ) -> LaunchFile:
         """Launch the next leg, from the head of the line."""
         request = LineRequest()
         if self.line is not None:
@@ -52,15 +65,30 @@ class LineWorld:
             request = LineRequest(
                 id=self.line, leg=view.leg + 1, seq=view.head_seq, checkpoint=view.head, ticket=view.ticket
             )
-        launch = self.world.launch(line=replace(request, **changes), broker_url=broker_url)
+        launch = self.world.launch(line=replace(request, **changes), broker_url=broker_url, ranks=ranks, group=group)
         line = launch.claims().line
         assert line is not None
         self.line = line.id
         return launch
 
-    def start(self, launch: LaunchFile | None = None) -> AgentProcess:
+    def start(self, launch: LaunchFile | None = None, *, ranks: int | None = None) -> AgentProcess:
         """Start the agent of a leg."""
-        return self.world.start(launch or self.launch(), program=PROGRAM)
+        return self.world.start(launch or self.launch(ranks=ranks), program=PROGRAM, ranks=ranks)
+
+    def start_machines(self, count: int) -> list[AgentProcess]:
+        """Start the agents of a leg on several machines, with a rank each."""
+        with ExitStack() as held:
+            sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+            ports = [int(one.getsockname()[1]) for one in sockets]
+        peers = ",".join(f"127.0.0.1:{port}" for port in ports)
+        options = ("--ranks", "1", "--peers", peers)
+        launches = [self.launch(group=place) for place in self.world.group(count)]
+        return [self.world.start(launch, options=options, program=PROGRAM) for launch in launches]
+
+    def restart_gate(self) -> None:
+        """End the gate at once, as a crash would, and start it again."""
+        self.world.broker.kill()
+        self.world.broker = self.world.own_broker = BrokerProcess(self._home, *self._options)
 
     def view(self) -> LineView:
         """Return how the line stands at its gate."""

@@ -62,14 +62,22 @@ class Proxy:
             connection.sendall(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(content), content))
 
     def _ask(self, head: bytes, body: bytes) -> Reply:
-        host, _, port = self._upstream.removeprefix("http://").rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=10) as upstream:
+        with self._connected() as upstream:
             upstream.sendall(head + b"\r\n\r\n" + body)
             received = b""
             while data := upstream.recv(65536):
                 received += data
         top, _, content = received.partition(b"\r\n\r\n")
         return int(top.split()[1]), content
+
+    def _connected(self) -> socket.socket:
+        if self._upstream.startswith("unix:"):
+            upstream = socket.socket(socket.AF_UNIX)
+            upstream.settimeout(10)
+            upstream.connect(self._upstream.removeprefix("unix:"))
+            return upstream
+        host, _, port = self._upstream.removeprefix("http://").rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=10)
 
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)

@@ -10,7 +10,7 @@ from glasshouse.wire.canonical import Json, decode, encode
 CONTROL = 1
 DATA = 2
 MAX_PAYLOAD_BYTES = 1 << 20
-MAX_CONTROL_BYTES = 1 << 16
+MAX_CONTROL_BYTES = 1 << 18  # a row for each of 1,024 ranks
 
 
 def control(message: Json) -> bytes:

@@ -112,7 +112,7 @@ def test_the_workers_end_closes(ends: Ends) -> None:
         b"\x00\x00\x00\x01\x07x",
         b"\x00\x00\x00\x00\x01",
         (1 << 21).to_bytes(4, "big") + b"\x02",
-        (1 << 17).to_bytes(4, "big") + b"\x01",
+        (1 << 19).to_bytes(4, "big") + b"\x01",
         b"\x00\x00\x00\x03\x01{ }",
         frames.control([1]),
         frames.control({"type": "released"}),
