@@ -26,8 +26,20 @@ NAMES = [
     "group: another's place",
     "group: another group's token",
     "group: one runtime as two",
+    "line: rollback",
+    "line: fork",
+    "line: an old leg counts",
+    "line: an old leg stores",
+    "line: another's line",
+    "line: another package",
+    "line: torn",
+    "line: an altered part",
+    "line: a replayed statement",
+    "line: not the holder",
+    "line: a store that lies",
     "valid control",
     "valid group",
+    "valid line",
 ]
 
 
@@ -46,7 +58,9 @@ def test_each_story_is_refused_by_its_own_check_and_only_the_controls_are_releas
     rows = run_attacks()
     assert [row.attack.name for row in rows] == NAMES
     assert all(row.held for row in rows), [row.to_json() for row in rows if not row.held]
-    assert [row.released for row in rows] == [False] * 14 + [True] * 2
-    assert [(row.counter_before, row.counter_after) for row in rows] == [(0, 0)] * 14 + [(0, 1), (0, 2)]
-    assert len({row.actual for row in rows}) == 12
+    assert [row.released for row in rows] == [False] * 25 + [True] * 3
+    # A line begins with a first leg that is released; nothing that is refused after it counts.
+    moved = [row.counter_after - row.counter_before for row in rows]
+    assert moved == [0] * 14 + [1] * 4 + [2] + [1] * 6 + [1, 2, 1]
+    assert len({row.actual for row in rows}) == 20
     assert [path.exists() for path in used] == [False], "the broker's directory is gone"

@@ -19,6 +19,7 @@ from glasshouse.broker.client.owner_client import Reply
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge
+from glasshouse.tamper.line_attacks import LINE_ATTACKS, goes_on
 from glasshouse.tamper.stage import Actor, Owner, any_measurement, stage
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json
@@ -30,6 +31,7 @@ _HOUR_US = 3600 * 1_000_000
 _SHORT_S = 2
 # What the attacks' deployment may release to groups: room for the largest, twice over.
 GROUP_RELEASES = 4
+LINE_RELEASES = 13
 _Play: TypeAlias = Callable[[Owner], Reply]
 
 
@@ -42,7 +44,7 @@ class Attack:
     check: str  # the number of the check that must notice; empty for a control
     expected: Code | None  # the code that must come back; None for a control
     play: _Play  # plays it against the owner's broker and returns the broker's last answer
-    counted: int = 1  # by how much a release moves the broker's counter
+    counted: int = 0  # by how much it moves the broker's counter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,7 +232,7 @@ ATTACKS = _attacks(
         "JWT claim mismatch": ("3", Code.TOKEN_CLAIM, _token_claim_mismatch),
     }
 )
-CONTROL = Attack("valid control", "nothing", "", None, _one_runtime)
+CONTROL = Attack("valid control", "nothing", "", None, _one_runtime, counted=1)
 GROUP_ATTACKS = _attacks(
     {
         "group: a patched machine": ("14", Code.RANK_REFUSED, _another_measurement),
@@ -240,6 +242,8 @@ GROUP_ATTACKS = _attacks(
         "group: one runtime as two": ("13", Code.RELEASE_BUDGET, _one_for_two),
     }
 )
+LINES = tuple(Attack(name, *row) for name, row in LINE_ATTACKS.items())
+LINE_CONTROL = Attack("valid line", "nothing: the next leg, from what was counted", "", None, goes_on, counted=1)
 GROUP_CONTROL = Attack("valid group", "nothing: two machines", "", None, _two_machines, counted=2)
 
 
@@ -256,11 +260,11 @@ class AttackResult:
 
     @property
     def held(self) -> bool:
-        """Whether it went as it must: refused by this check and no other, nothing counted; or released, and counted."""
+        """Whether it went as it must: refused by this check and no other, or released; and what was counted."""
         attack, moved = self.attack, self.counter_after - self.counter_before
         same = (attack.expected, attack.check) == (self.actual, self.actual_check)
         must = attack.expected is None
-        return same and self.released is must and moved == (attack.counted if must else 0)
+        return same and self.released is must and moved == attack.counted
 
     def to_json(self) -> dict[str, Json]:
         """Return the row of `glasshouse tamper --json`."""
@@ -279,11 +283,13 @@ class AttackResult:
 
 
 def run_attacks() -> list[AttackResult]:
-    """Play the attacks of one runtime and those of groups, then both controls; raises `PeerError` without a broker."""
+    """Play the attacks of a runtime, of groups and of lines, then the controls; raises `PeerError` without a broker."""
     with stage() as owner:
-        groups = owner.another(releases=GROUP_RELEASES)
+        groups, lines = owner.another(releases=GROUP_RELEASES), owner.another(releases=LINE_RELEASES)
         one, several = [(owner, attack) for attack in ATTACKS], [(groups, attack) for attack in GROUP_ATTACKS]
-        return [play(*each) for each in (*one, *several, (owner, CONTROL), (groups, GROUP_CONTROL))]
+        several += [(lines, attack) for attack in LINES]
+        controls = (owner, CONTROL), (groups, GROUP_CONTROL), (lines, LINE_CONTROL)
+        return [play(*each) for each in (*one, *several, *controls)]
 
 
 def play(owner: Owner, attack: Attack) -> AttackResult:

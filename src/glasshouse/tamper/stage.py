@@ -24,8 +24,8 @@ from glasshouse.attestation.measurements.measured import PARTS, Measured, Refere
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.broker.client.owner_client import OwnerClient, Reply, request
-from glasshouse.broker.http_api import LaunchRequest
-from glasshouse.handshake.delegation import RUN_USES, Delegation
+from glasshouse.broker.http_api import LaunchRequest, LineRequest
+from glasshouse.handshake.delegation import RUN_USES, Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import (
@@ -37,7 +37,7 @@ from glasshouse.handshake.runtime_side import (
 )
 from glasshouse.package.layout import check_commitment, key_commitment
 from glasshouse.package.manifest import Manifest
-from glasshouse.wire.crypto import RecipientKey, SigningKey, Suite
+from glasshouse.wire.crypto import RecipientKey, SigningKey, Suite, lengths_prefixed
 from glasshouse.wire.group import Group
 from glasshouse.wire.policy import GROUP_EGRESS, Assurance, Floor, Profile
 from glasshouse.wire.states import State
@@ -108,7 +108,7 @@ class Owner:
             index_bytes=1024,
             assets_bytes=4096,
         )
-        now_us = clock_us()
+        now_us, store = clock_us(), self._client.store_public()
         policy = DeploymentPolicy(
             assurance=Assurance.SOFTWARE,
             profile=profile,
@@ -121,9 +121,10 @@ class Owner:
         )
         self.delegation = Delegation(
             broker_public=broker.broker_public,
-            uses=RUN_USES,
+            uses=RUN_USES if store is None else RUN_USES | {Use.STORE},
             not_before_us=now_us - _HOUR_US,
             not_after_us=now_us + _HOUR_US,
+            store_public=store,
         ).sign(self.signing)
         self._client.put_delegation(self.delegation, self.signing.public)
         self.deployment = self._client.add_deployment(self.manifest.sign(self.signing), self.package_key, policy)
@@ -142,7 +143,12 @@ class Owner:
         return [self.launch(group=place) for place in places]
 
     def launch(
-        self, *, key: SigningKey | None = None, lifetime_s: int = 3600, group: Group | None = None
+        self,
+        *,
+        key: SigningKey | None = None,
+        lifetime_s: int = 3600,
+        group: Group | None = None,
+        line: LineRequest | None = None,
     ) -> LaunchFile:
         """Mint a launch: a run, a container, a token, and a launch key unless one is given."""
         key, run_id, container_id = key or SigningKey.generate(), secrets.token_hex(16), f"c-{secrets.token_hex(8)}"
@@ -154,6 +160,7 @@ class Owner:
             launch_public=key.public,
             lifetime_s=lifetime_s,
             group=group,
+            line=line,
         )
         token = self._client.add_launch(request)
         return LaunchFile(
@@ -252,7 +259,9 @@ class Actor:
             floor=manifest.floor,
             now_us=clock_us(),
         )
-        package_key = self.hpke.open(release.sealed_key, info=release.info)
+        line = release.ear.line
+        info = release.info if line is None else release.info + lengths_prefixed(line.encode())
+        package_key = self.hpke.open(release.sealed_key, info=info)
         check_commitment(package_key, manifest.package_id, manifest.key_commitment)
         return package_key
 
@@ -281,5 +290,7 @@ def hardened(profile: Profile) -> HardeningReport:
 @contextmanager
 def stage() -> Iterator[Owner]:
     """Start a broker in a directory of its own, and take both away afterwards."""
-    with TemporaryDirectory(prefix="glasshouse-tamper-") as directory, BrokerProcess(Path(directory)) as broker:
-        yield Owner(broker)
+    with TemporaryDirectory(prefix="glasshouse-tamper-") as directory:
+        store = str(Path(directory, "store"))
+        with BrokerProcess(Path(directory), "--store", store) as broker:
+            yield Owner(broker)

@@ -1,4 +1,4 @@
-"""`glasshouse tamper`: attacks and two controls, against a live broker over HTTP."""
+"""`glasshouse tamper`: attacks and their controls, against a live broker over HTTP."""
 
 from __future__ import annotations
 
