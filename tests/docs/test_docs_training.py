@@ -67,7 +67,7 @@ def test_the_table_of_names_is_what_lora_takes_and_what_hugging_face_has() -> No
     table = [(re.findall(r"`(\w+)`", there), re.findall(r"`(\w+)`", here), how) for there, here, how in rows]
     declared = {field.name for field in dataclasses.fields(LoraParams)}
     # Of the job and its machine: nothing there is like them.
-    own = {"base_name", "threads", "max_outputs", "max_output_bytes", "slots", "profile"}
+    own = {"base_name", "threads", "max_outputs", "max_output_bytes", "slots", "profile", "checkpoints"}
     named = {name for _there, here, _how in table for name in here}
     assert named == declared - own, "the table has other names than the job file"
     of = {
