@@ -27,7 +27,7 @@ _INDEX_BYTES = 64  # of an entry without its path, and more than enough of a par
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Permission(Record, name="line", constants={"type": "line"}):
+class Permission(Record, name="line", max_bytes=1024, constants={"type": "line"}):
     """The agent's word that a checkpoint may come."""
 
     left: int  # how many may come, with this one; 0 for none

@@ -101,9 +101,10 @@ class RankCheckpoints:
         fit = len(steps) == 1 and all(rank.asked.paths is not None for rank in ranks.values())
         store = None if self._machines is None else _Store(self._machines, number)
         permission = self._line.claim(wait_s) if fit else None
-        if store is not None and not store.agree(0 if permission is None else permission.seq) and permission:
-            self._line.give_back(permission)
-            permission = None
+        if store is not None:
+            own, permission = permission, store.agree(permission)
+            if own is not None and permission is None:
+                self._line.give_back(own)
         if permission is None:
             why: Message = {} if len(steps) == 1 else {"why": f"ranks save at different steps: {sorted(steps)}"}
             for rank in ranks.values():
@@ -168,10 +169,11 @@ class _Store:
         store = TCPStore("127.0.0.1", STORE_PORT, is_master=False, timeout=_FOREVER)
         self._store: Any = PrefixStore(f"glasshouse-checkpoint-{number}", store)
 
-    def agree(self, seq: int) -> bool:
-        """Return whether every machine has the permission for the same checkpoint; 0 for none."""
-        self._store.set(f"seq-{self._machine}", str(seq))
-        return bool(seq) and {int(self._store.get(f"seq-{one}")) for one in range(self._machines)} == {seq}
+    def agree(self, permission: Permission | None) -> Permission | None:
+        """Return what the first machine's agent permits, once every machine's does; another's agent is not told."""
+        self._store.set(f"ready-{self._machine}", "" if permission is None else permission.encode())
+        permitted = [self._store.get(f"ready-{one}") for one in range(self._machines)]
+        return Permission.parse(permitted[0]) if all(permitted) else None
 
     def gather(self, rows: list[Message]) -> list[list[Message]] | None:
         """Return, on the first machine, the rows of each other; an empty list of one whose part is not whole."""
