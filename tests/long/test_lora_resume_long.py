@@ -10,6 +10,7 @@ import pytest
 
 from simulators.checkpoint_agent import CheckpointAgent, Line
 from simulators.lora_legs import BY_EPOCHS, JOB, PACKED, RECORDS, leg, log_of, stopped_and_gone_on
+from simulators.trainer_script import TRAIN
 from tools.line_in_memory import LineInMemory
 
 pytestmark = [
@@ -74,3 +75,15 @@ def test_two_ranks_go_on_from_each_of_their_checkpoints(tmp_path: Path) -> None:
         assert ended.exit_code == 0, ended.log
         assert ended.one("finished")["digests"] == alone.one("finished")["digests"], step
         assert json.loads(ended.outputs["log_history.json"]) == json.loads(alone.outputs["log_history.json"]), step
+
+
+def test_trainer_in_two_ranks_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    params, files = {"script": "train.py", "arguments": ["3"], "deterministic": True}, {"train.py": TRAIN}
+    line = Line(ranks=2)
+    with CheckpointAgent(line, "script", params, files, tmp_path / "first", ranks=2) as agent:
+        first = agent.run()
+    assert first.exit_code == 0, first.log
+    with CheckpointAgent(line, "script", params, files, tmp_path / "second", ranks=2, resume=2) as agent:
+        second = agent.run()
+    assert second.exit_code == 0, second.log
+    assert second.outputs["model.safetensors"] == first.outputs["model.safetensors"]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from glasshouse.workloads.process.import_hooks import ImportHooks
+from glasshouse.workloads.process.trainer_saves import TrainerSaves
 
 if TYPE_CHECKING:
     from glasshouse.task.handle import Task
@@ -46,6 +47,7 @@ class ProgressHooks:
         # The optimizers that have stepped since the count last grew.
         self._stepped: WeakSet[Any] = WeakSet()
         self._undo = ExitStack()
+        self.saves = TrainerSaves(task.checkpoints, task.resume)
 
     def __enter__(self) -> None:
         global _installed
@@ -143,9 +145,10 @@ class ProgressHooks:
 
 def _trainer_callback(hooks: ProgressHooks, base: Any) -> Any:
     class TrainerProgress(base):  # type: ignore[misc]  # of transformers
-        """Reports the steps of `transformers.Trainer`."""
+        """Reports the steps of `transformers.Trainer`, and has what it saves taken."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            hooks.saves.began(args, state, kwargs.get("train_dataloader"))
             total = None if state.is_hyper_param_search or state.max_steps <= 0 else state.max_steps
             hooks.attempt(hooks.began, state.global_step, total)
 
@@ -155,6 +158,9 @@ def _trainer_callback(hooks: ProgressHooks, base: Any) -> Any:
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             if logs and "loss" in logs:
                 hooks.attempt(hooks.stepped, state.global_step, logs["loss"])
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            hooks.saves.saved(args, state)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             hooks.attempt(hooks.ended)
