@@ -207,6 +207,24 @@ def test_a_job_that_is_stopped_saves_once_more_and_a_store_that_changed_it_opens
     assert "begun at 99" in fourth.log()
 
 
+def test_what_a_job_had_saved_when_it_failed_is_counted(line: Make, tmp_path: Path) -> None:
+    world = line(script(steps=1, then='raise ValueError("a card fell off the bus")'))
+    asked = Counter[str]()
+
+    def act(path: str, _body: bytes, ask: Callable[[], Reply]) -> Reply | None:
+        asked[path] += 1
+        return None if path == COUNT_PATH and asked[path] < 3 else ask()
+
+    proxy = Proxy(tmp_path / "proxy", world.world.broker.runtime_url, act)
+    agent = world.start(world.launch(broker_url=proxy.url))
+    verdict = ended(agent, exit_code=ExitCode.RUN_FAILED, outcome="failed", code=Code.SCRIPT_FAILED)
+    proxy.close()
+    assert verdict.chain.receipt.line is not None
+    assert verdict.chain.receipt.line.last is not None
+    assert world.view().head == verdict.chain.receipt.line.last.digest
+    assert "checkpoint-awaited" in notices(agent)
+
+
 HOLDING = """
 import time
 pathlib.Path("state/secret").write_text(pathlib.Path("secret.txt").read_text())

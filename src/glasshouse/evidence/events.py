@@ -129,6 +129,7 @@ _WHEN: dict[EventType, frozenset[State]] = {
     EventType.START: frozenset({State.CREATED}),
     EventType.PROGRESS: frozenset({State.RUNNING}),
     EventType.OUTPUT: frozenset({State.RUNNING, State.SEALED}),
+    EventType.CHECKPOINT: frozenset({State.RUNNING, State.SEALED}),
     EventType.PROBE: frozenset({State.ZEROIZING}),
 }
 

@@ -48,6 +48,8 @@ IMPORT_PATIENCE_S = 900.0
 OPEN_PATIENCE_S = 300.0
 EXIT_PATIENCE_S = 15.0
 DURATION_GRACE_S = 5.0
+# How a job itself fails, or the hardware beneath it: no reason to wipe a moment sooner.
+_OF_THE_JOB = frozenset({Code.SCRIPT_FAILED, Code.OUT_OF_MEMORY, Code.NONFINITE_LOSS, Code.RANK_LOST})
 
 
 def live(run: Run, stdin: BinaryIO) -> None:
@@ -310,6 +312,11 @@ def _work(run: Run) -> None:
     begun_us = run.times.now_us()
     try:
         run.loop.run_until(lambda: session.stage is Stage.FINISHED)
+    except RunError as error:
+        if run.leg is not None and error.code in _OF_THE_JOB:
+            session.end()
+            run.leg.finish()  # what it had saved is what it can go on from
+        raise
     finally:
         run.times.work_us = run.times.now_us() - begun_us
     if run.leg is not None:

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+LEG_GRACE_S = 60.0
+"""How long a job with checkpoints that is to stop may take to begin its last one."""
 LAST_CHECKPOINT_S = 600.0
-"""How much longer a job that is to stop may take for a checkpoint that it has begun."""
+"""How long it may take in all."""
 
 _EXIT = {
     Outcome.COMPLETED: ExitCode.DONE,
@@ -205,7 +207,7 @@ class Run:
                 raise why
             self.loop.after(grace_s, no_longer)
 
-        self.loop.after(grace_s, no_longer)
+        self.loop.after(max(grace_s, LEG_GRACE_S) if may_wait else grace_s, no_longer)
 
     def record(self, kind: EventType, body: dict[str, str | int | None]) -> None:
         """Record an event, once there is a log."""
