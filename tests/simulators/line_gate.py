@@ -135,7 +135,8 @@ class LineGate:
         line, start = request.line, None
         if line is not None:
             names = ("leg", "seq", "checkpoint", "rewind")
-            start = LineStart(id=line.id or LINE, **{name: getattr(line, name) for name in names})
+            counted = 0 if self.view is None or self.view.seq <= line.seq else self.view.seq
+            start = LineStart(id=line.id or LINE, counted=counted, **{name: getattr(line, name) for name in names})
             start = replace(start, **self.told)
         same = ("deployment", "run_id", "container_id", "container_source", "launch_public", "group")
         return issue_token(

@@ -202,6 +202,7 @@ def test_what_cannot_go_on_is_refused_before_a_gate_is_asked(owner: Owner, how: 
     elif how == "expired":
         how_us = {"now_us": time.time_ns() // 1000 + 31 * 24 * HOUR_US}
     elif how == "no-line":
+        folder.update(line=None)
         folder.terms.unlink()
     else:
         folder.update(phase="running", place="lab", supervisor=None)
@@ -343,7 +344,7 @@ def test_what_the_lost_machines_cost_is_gone_from_the_caps(owner: Owner, monkeyp
 
 def test_an_owner_resumes_where_it_was_and_elsewhere(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     owner.gate.ticket(2)
-    places = Places(owner, monkeypatch, [DONE, DONE])
+    places = Places(owner, monkeypatch, [replace(TAKEN, problem="asked"), DONE])
     how: dict[str, Any] = {"home": owner.home, "identity": owner.identity, "listener": places}
     resume(owner.run, **how)
     (request,) = places.asked
@@ -357,4 +358,6 @@ def test_an_owner_resumes_where_it_was_and_elsewhere(owner: Owner, monkeypatch: 
     assert places.asked[1].later is not None
     assert (places.asked[1].on, places.asked[1].later.line.leg) == (("vast",), 3)
     assert [leg.number for leg in known_legs(owner.home, LINE.hex())] == [1, 2, 3]
+    with pytest.raises(UsageError, match="has completed"):
+        resume(owner.run, **how)
     assert json.loads(owner.run.terms.read_text())["machine"]["caps"]["usd"] == "3.0"

@@ -14,6 +14,7 @@ from glasshouse.cli.show.output import CommandOutput, printable
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.results.line_account import line_account
 from glasshouse.jobs.results.summary import rental_and_cost, summary
 from glasshouse.jobs.supervise.control import RunLook, concluded, look, looks
 from glasshouse.jobs.supervise.supervision import Ended
@@ -53,9 +54,12 @@ def _one(found: RunLook, options: HomeOptions) -> None:
     rental, cost, unread = rental_and_cost(home, folder, record, None)
     if unread:
         output.warn(unread)
-    output.result(summary(folder, record, found.seen, None, rental=rental, cost=cost) | _brief(found))
+    line = line_account(home, record)
+    output.result(summary(folder, record, found.seen, None, rental=rental, cost=cost, line=line) | _brief(found))
     if not output.as_json:
         _table(output, [found])
+        for leg in line if len(line) > 1 else ():
+            output.say(printable(leg.words))
 
 
 def _brief(found: RunLook) -> dict[str, Any]:
@@ -65,6 +69,7 @@ def _brief(found: RunLook) -> dict[str, Any]:
         "name": record.name,
         "workload": record.workload,
         "gate": record.gate,
+        "leg": record.leg,
         "phase": found.doing,
         "state": seen.state.value if seen.state else None,
         "outcome": record.outcome,

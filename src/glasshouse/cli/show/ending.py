@@ -99,6 +99,8 @@ def _say(output: CommandOutput, ended: Ended, account: Account, home: Path | Non
         facts |= _facts(receipt, account.outputs, account.lost, None if work is None else work.total)
     if ended.record.group is not None:
         facts["ranks"] = _ranks(ended.record.group, conclusion)
+    if len(account.line) > 1:
+        facts["line"] = "\n".join(printable(leg.words) for leg in account.line)
     if conclusion.code is Code.HARDENING_MISSING:
         facts["missing"] = ", ".join(missing_checks(ended.record, ended.seen)) or None
     if conclusion.code is Code.PLATFORM:
@@ -214,8 +216,11 @@ def _residue(receipt: Receipt) -> Text:
 def _next(ended: Ended, at: str) -> str:
     name, receipt = ended.folder.run_id[:8], ended.conclusion.receipt
     if receipt is None or ended.conclusion.code is Code.PLATFORM:
-        return f"see the runtime's own log: {_blamed(ended).runtime_log}"
+        again_there = f"glasshouse resume {name}{at}; or " if ended.record.line is not None else ""
+        return f"{again_there}see the runtime's own log: {_blamed(ended).runtime_log}"
     outputs = f"glasshouse fetch {name} -o DIR{at}, " if receipt.outputs else ""
+    if ended.record.line is not None and ended.conclusion.outcome is Outcome.INTERRUPTED:
+        outputs = f"glasshouse resume {name}{at}, {outputs}"
     return f"{outputs}glasshouse logs {name}{at}, glasshouse verify {name}{at}"
 
 

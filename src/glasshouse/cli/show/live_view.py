@@ -117,7 +117,8 @@ class RunView(StepPrinter):
         record = prepared.record
         self.expect(record, cost)
         ranks = _in_ranks(record.group)
-        self.done("prepared", f"run {record.run_id[:8]}; the broker has package and policy{ranks}", seconds)
+        leg = "" if record.leg in (None, 1) else f", leg {record.leg} of line {(record.line or '')[:8]}"
+        self.done("prepared", f"run {record.run_id[:8]}{leg}; the broker has package and policy{ranks}", seconds)
 
     def sending(self, sent: int, size: int) -> None:
         now = time.monotonic()
@@ -142,6 +143,9 @@ class RunView(StepPrinter):
             self._previous_us = event.time_us
         elif event.type is EventType.NOTICE:
             self._notice(event)
+        elif event.type is EventType.CHECKPOINT:
+            size = bytes_text(int(str(event.body["bytes"])))
+            self.done("checkpoint", f"{event.body['seq']} at step {event.body['step']}, {size} sealed, is counted")
         elif event.type is EventType.PROGRESS and self._live is None:
             self._plain_progress(seen)
         self._draw(seen, force=event.type is EventType.TRANSITION)

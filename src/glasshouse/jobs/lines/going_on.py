@@ -8,13 +8,15 @@ person says so of.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from glasshouse.attestation.claims import ContainerSource
 from glasshouse.broker.client.owner_client import OwnerClient
-from glasshouse.broker.http_api import LineRequest, LineView
+from glasshouse.broker.http_api import LaunchRequest, LineRequest, LineView
 from glasshouse.errors import Code, GlasshouseError, RefusedError, UsageError
 from glasshouse.evidence.events import EventType
 from glasshouse.jobs.define.package_records import PackageRecord, public_part
@@ -35,9 +37,12 @@ from glasshouse.jobs.verify.conclusion import survivors, verify_run
 from glasshouse.jobs.verify.line_file import write_line_file
 from glasshouse.package.manifest import Manifest
 from glasshouse.providers.place.local import LocalPlace
+from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.lines.statements import LegLost, ResumeOrder
-from glasshouse.wire.states import State
+from glasshouse.wire.states import Outcome, State
 
+# What is signed anew before the leg is launched.
+_DELEGATED_LATER = frozenset({Code.CHAIN_DELEGATION})
 # As of the gate, beyond the lease: how far a clock may be off.
 _OVER_AFTER_S = 60
 
@@ -71,14 +76,14 @@ class GoingOn:
 def last_leg(run: RunFolder, home: Home) -> KnownLeg:
     """Return the last leg of a run's line that was begun here; raises `UsageError` for a run without checkpoints."""
     record = run.load()
-    RunTerms.load(run)
     if record.line is None:
+        RunTerms.load(run)
         raise UsageError(
             Code.USAGE,
             f"run {run.run_id[:8]} was never launched: it has no line that could go on",
             hint="begin it again with glasshouse run",
         )
-    return known_legs(home, record.line)[-1]
+    return [leg for leg in known_legs(home, record.line) if is_there(leg.folder.terms)][-1]
 
 
 def go_on(
@@ -108,7 +113,7 @@ def go_on(
     record, terms = last.record, RunTerms.load(last.folder)
     manifest = _package(record, identity)
     _check_standing(home, record, terms, now_us)
-    _check_ended(last, home)
+    _check_ended(last, home, rewinds=rewind_to is not None)
     gate = serving()
     line = _Line(record, home, identity, gate.client(), gate.public, now_us)
     line.look()
@@ -118,8 +123,10 @@ def go_on(
         write_line_file(home, last.folder)
     begins = line.begins() if rewind_to is None else line.rewound(rewind_to, legs)
     before = next((leg for leg in legs if leg.record.run_id in line.view.run_ids), last)
+    request = line.request(begins, rewind=rewind_to is not None)
+    line.have_checked(request, before.record)
     return GoingOn(
-        later=LaterLeg(before=before.record, terms=terms, line=line.request(begins, rewind=rewind_to is not None)),
+        later=LaterLeg(before=before.record, terms=terms, line=request),
         manifest=manifest,
         begins=begins,
         legs=legs,
@@ -156,11 +163,16 @@ def _check_standing(home: Home, record: RunRecord, terms: RunTerms, now_us: int)
         )
 
 
-def _check_ended(last: KnownLeg, home: Home) -> None:
-    """Refuse a line whose last leg goes on; raises `UsageError`."""
-    found = look(last.folder, home)
+def _check_ended(last: KnownLeg, home: Home, *, rewinds: bool) -> None:
+    """Refuse a line whose last leg goes on, or has completed; raises `UsageError`."""
+    found, name = look(last.folder, home), last.folder.run_id[:8]
+    if found.record.outcome == Outcome.COMPLETED and not rewinds:
+        raise UsageError(
+            Code.USAGE,
+            f"run {name}, leg {last.number} of the line, has completed: there is nothing to go on with",
+            hint=f"what it made: glasshouse fetch {name} -o DIR",
+        )
     if found.doing != Phase.ENDED:
-        name = last.folder.run_id[:8]
         raise UsageError(
             Code.LINE_BUSY,
             f"run {name}, leg {last.number} of the line, has not ended: it is {found.doing} on {last.record.place}",
@@ -267,6 +279,34 @@ class _Line:
             order=order.sign(self._identity.signing),
             ticket=None if newest is None else self._tickets[newest],
         )
+
+    def have_checked(self, request: LineRequest, record: RunRecord) -> None:
+        """Have the gate check the leg now, by a launch that nothing is started with; raises as the gate refuses it."""
+        group = None
+        if record.group is not None:
+            world = {"machines": record.group.machines, "ranks": record.group.ranks}
+            group = self._client.add_group(self._deployment, **world)[0]
+        launch = LaunchRequest(
+            deployment=self._deployment,
+            run_id=secrets.token_hex(16),
+            container_id=f"trial-{secrets.token_hex(8)}",
+            container_source=ContainerSource.MINTED,
+            launch_public=SigningKey.generate().public,
+            lifetime_s=1,
+            group=group,
+            line=request,
+        )
+        try:
+            self._client.add_launch(launch)
+        except GlasshouseError as error:
+            if error.code is Code.CHECKPOINT_STALE and request.rewind:
+                raise UsageError(
+                    error.code,
+                    f"checkpoint {request.seq} of the line of run {self._run} is not stored any more",
+                    hint="a gate keeps the last two, and of a training that has completed none for long",
+                ) from None
+            if error.code not in _DELEGATED_LATER:
+                raise
 
 
 def _was_released(leg: KnownLeg) -> bool:

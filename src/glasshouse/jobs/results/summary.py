@@ -16,6 +16,7 @@ from glasshouse.jobs.owner.home import Home, is_there
 from glasshouse.jobs.owner.rundir import RunFolder, RunRecord
 from glasshouse.jobs.places.rented_machine import statement_of
 from glasshouse.jobs.results.collect import RunOutput, look_inside
+from glasshouse.jobs.results.line_account import LegAccount, line_account
 from glasshouse.jobs.results.run_cost import Cost, cost_of
 from glasshouse.jobs.results.run_logs import uncollected
 from glasshouse.jobs.supervise.follow import Seen
@@ -36,6 +37,7 @@ class Account:
     lost: Uncollected | None  # what a script wrote outside of its output folders
     rental: Mapping[str, Any] | None  # the statement of its rental; None where nothing was rented
     cost: Cost | None  # what that came to
+    line: Sequence[LegAccount]  # of each leg of its line up to it; none where it has none
     problem: str  # why something of this could not be read; empty where all could
     facts: Mapping[str, Any]  # all of it as `summary` returns it
 
@@ -55,13 +57,15 @@ def account_of(
     if sealing is not None and owner_signing is not None and ended.record.workload == "script":
         lost = uncollected(ended.folder, sealing=sealing, owner_signing=owner_signing)
     rental, cost, unread = rental_and_cost(home, ended.folder, ended.record, conclusion.receipt)
+    line = line_account(home, ended.record)
     return Account(
         outputs=tuple(opened),
         lost=lost,
         rental=rental,
         cost=cost,
+        line=line,
         problem=problem or unread,
-        facts=summary(ended.folder, ended.record, ended.seen, conclusion, opened, lost, rental, cost),
+        facts=summary(ended.folder, ended.record, ended.seen, conclusion, opened, lost, rental, cost, line),
     )
 
 
@@ -88,6 +92,7 @@ def summary(
     lost: Uncollected | None = None,
     rental: Mapping[str, Any] | None = None,
     cost: Cost | None = None,
+    line: Sequence[LegAccount] = (),
 ) -> dict[str, Any]:
     """Return a run's facts; all that describes its end comes from the verified receipt or is null.
 
@@ -135,6 +140,8 @@ def summary(
             "problem": conclusion.problem or None,
         },
         "group": record.group and _group(record.group, conclusion),
+        "line": record.line
+        and {"id": record.line, "leg": record.leg, "legs": [leg.to_json() for leg in line], "before": record.before},
         "rental": rental,
         "cost": cost and cost.to_json(),
         "files": str(folder.path),

@@ -89,7 +89,7 @@ def prepare(
         check_machine(opened.manifest.workload, opened.job, opened.names, place)
     accepted = opened.known.deployment.reference
     references = references_of(home, accepted) if later is None else later.terms.policy.references
-    record = replace(_record(folder, opened.manifest, opened.known, kept), place=places[0].name, gate=gate)
+    record = replace(_record(folder, opened, kept, later), place=places[0].name, gate=gate)
     if places[0].name != LocalPlace.name:
         record = replace(record, max_output_bytes=OutputLimits.of(opened.job).bytes)
     folder.save(record)
@@ -114,7 +114,7 @@ def prepare(
     record = replace(record, deployment=deployment, broker=serving.owner_socket, max_duration_s=policy.max_duration_s)
     line = _line(opened, later, folder, RunTerms(policy=policy, machine=machine, accept=accept))
     if line is not None:
-        record = replace(record, leg=line.leg, before=None if later is None else later.before.run_id)
+        record = replace(record, leg=line.leg)
     groups: tuple[Group | None, ...] = (None,)
     if ranks is not None:
         groups = serving.client().add_group(deployment, machines=ranks.machines, ranks=ranks.each)
@@ -263,8 +263,9 @@ def _needed_by_others_us(home: Home) -> int:
     return max(ends_us, default=0)
 
 
-def _record(folder: RunFolder, manifest: Manifest, known: PackageRecord, package: Path) -> RunRecord:
-    return RunRecord(
+def _record(folder: RunFolder, opened: _Opened, package: Path, later: LaterLeg | None) -> RunRecord:
+    manifest, known = opened.manifest, opened.known
+    record = RunRecord(
         run_id=folder.run_id,
         name=known.name,
         workload=manifest.workload,
@@ -277,6 +278,10 @@ def _record(folder: RunFolder, manifest: Manifest, known: PackageRecord, package
         max_duration_s=known.deployment.max_duration_s,
         supervisor=ProcessName.of(),
     )
+    if later is None or later.line.id is None:
+        return record
+    # One that fails before its launch is of the line too.
+    return replace(record, line=later.line.id.hex(), leg=later.line.leg, before=later.before.run_id)
 
 
 def _policy(opened: _Opened, references: References, *, machines: int) -> DeploymentPolicy:
