@@ -225,6 +225,14 @@ def log_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     ):
         given = {"head": resigned(other, head), "lines": other}
         yield f"log-{name}", case("log", told, given, code=code.value)
+    counted = {"bytes": 11_000, "digest": "7b" * 32, "seq": 1, "step": 2}
+    for name, told, body, code in (
+        ("checkpoint", "a leg of a line had a checkpoint counted", counted, None),
+        ("checkpoint-with-a-name", "a checkpoint has a path", {**counted, "path": "state"}, Code.LOG_INVALID.value),
+    ):
+        event = {**json.loads(lines[second]), "body": body, "type": "checkpoint"}
+        other = [encode(event).decode() if number == second else line for number, line in enumerate(lines)]
+        yield f"log-{name}", case("log", told, {"head": resigned(other, head), "lines": other}, code=code)
     given = {"head": {**head, "run_id": "00" * 16}, "lines": lines}
     yield "log-of-another-run", case("log", "the head is another run's", given, code=Code.LOG_INVALID.value)
 

@@ -70,6 +70,9 @@ WRITTEN: dict[EventType, st.SearchStrategy[dict[str, Any]]] = {
             **_SEALED,
         }
     ),
+    EventType.CHECKPOINT: st.fixed_dictionaries(
+        {"bytes": COUNTS, "digest": st.binary(min_size=32, max_size=32).map(bytes.hex), "seq": COUNTS, "step": COUNTS}
+    ),
     EventType.SEGMENT: st.fixed_dictionaries(_SEALED),
     EventType.PROBE: st.fixed_dictionaries(
         {"detail": ASCII, "probe": WORDS, "result": st.sampled_from(["clean", "unverifiable"])}
@@ -77,7 +80,7 @@ WRITTEN: dict[EventType, st.SearchStrategy[dict[str, Any]]] = {
     EventType.NOTICE: st.fixed_dictionaries({"code": WORDS, "value": st.none() | COUNTS}),
 }
 # What may come in any order while it trains.
-SOMETHING = st.sampled_from([EventType.PROGRESS, EventType.NOTICE, EventType.DIGEST]).flatmap(
+SOMETHING = st.sampled_from([EventType.PROGRESS, EventType.NOTICE, EventType.DIGEST, EventType.CHECKPOINT]).flatmap(
     lambda kind: WRITTEN[kind].map(lambda body: (kind, body))
 )
 
