@@ -35,6 +35,7 @@ class Part(Protocol):
     """
 
     excepted: Sequence[str]  # paths that another rank of this machine saves
+    ended: bool
 
     def __enter__(self) -> Part: ...
 
@@ -117,6 +118,7 @@ class Checkpoints:
     def __init__(self, line: Line | None, folder: Path) -> None:
         self.line = line
         self._folder = folder
+        self._begun: Part | None = None
 
     def due(self) -> bool:
         """Return whether a checkpoint would be taken now."""
@@ -143,7 +145,14 @@ class Checkpoints:
 
     def begin(self, *, step: int, wait_s: float = 0.0, paths: Sequence[str] = ()) -> Part | None:
         """Begin a checkpoint of what is in memory; None where none may be taken within `wait_s` seconds."""
-        return None if self.line is None else self.line.begin(list(paths), step=step, wait_s=wait_s, shared=False)
+        if self.line is not None:
+            self._begun = self.line.begin(list(paths), step=step, wait_s=wait_s, shared=False)
+        return self._begun
+
+    def close(self) -> None:
+        """Leave a checkpoint that was begun and never ended: outputs would wait for it."""
+        if self._begun is not None and not self._begun.ended:
+            self._begun.__exit__(RuntimeError, None, None)
 
     def decline(self, *, step: int) -> None:
         """Take part, as one of several ranks, in a checkpoint that is not to be taken."""

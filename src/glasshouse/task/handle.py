@@ -320,6 +320,7 @@ class Task(Resumable):
         Raises:
             RunError: `output-refused`, after every other output was passed on.
         """
+        self.checkpoints.close()
         if self._last is not None and self._last[0] != self._reported:
             self._report(time.monotonic())
         if self._record is not None:

@@ -62,6 +62,7 @@ class PartStream(Part):
         self._bytes = self._index_bytes = 0
         self._paths = paths
         self._names = {MARKER}
+        self.ended = False
 
     def __enter__(self) -> PartStream:
         self._writer.begin(MARKER)
@@ -70,6 +71,9 @@ class PartStream(Part):
 
     def __exit__(self, *error: object) -> None:
         with unbroken():
+            if self.ended:
+                return
+            self.ended = True
             self._sink.end(*self._writer.finish(), whole=error[0] is None)
 
     def begin(self, path: str) -> None:

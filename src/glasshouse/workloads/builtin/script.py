@@ -24,6 +24,7 @@ from glasshouse.workloads.job_keys import FLAG, Field, exactly_one, integer, inv
 from glasshouse.workloads.params import NAME, Example, PlainFile
 from glasshouse.workloads.params import Params as Common
 from glasshouse.workloads.process import environment, interpreter
+from glasshouse.workloads.process.import_hooks import ImportHooks
 from glasshouse.workloads.process.job_control import JobControl, Result
 from glasshouse.workloads.process.progress_hooks import ProgressHooks
 from glasshouse.workloads.requirements import REQUIREMENT, lacking
@@ -197,7 +198,8 @@ def run(task: Task, params: ScriptParams, control: JobControl) -> Result:
         return isinstance(error, (KeyboardInterrupt, SystemExit)) and interrupt.sent
 
     try:
-        with interrupt, interpreter.leaving(left), ProgressHooks(task, params.script):
+        storage = ImportHooks({"fsspec": _add_part_files})
+        with interrupt, interpreter.leaving(left), storage, ProgressHooks(task, params.script):
             interpreter.execute(
                 task.input_dir,
                 script=params.script,
@@ -209,6 +211,11 @@ def run(task: Task, params: ScriptParams, control: JobControl) -> Result:
         if not interrupt.sent:
             raise
     return _result(task, interrupt)
+
+
+def _add_part_files(fsspec: Any) -> None:
+    """Have `glasshouse://` lead to the checkpoint that is taken."""
+    fsspec.register_implementation("glasshouse", "glasshouse.task.part_files.PartFiles", clobber=True)
 
 
 def _result(task: Task, interrupt: _Interrupt) -> Result:
