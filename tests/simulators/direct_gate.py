@@ -22,7 +22,8 @@ from glasshouse.broker.decide.key_release import ReleaseGate
 from glasshouse.broker.decide.lines.counting import CheckpointCounter
 from glasshouse.broker.decide.lines.leg_launch import catch_up
 from glasshouse.broker.decide.owner_views import OwnerViews
-from glasshouse.broker.http_api import LaunchRequest, LineRequest, LineView
+from glasshouse.broker.http.endpoints import OwnerCall
+from glasshouse.broker.http_api import LineRequest, LineView
 from glasshouse.broker.serving import _owner_calls
 from glasshouse.broker.store.broker_state import open_broker, system_clock_us
 from glasshouse.broker.store.line_rows import Newest
@@ -66,6 +67,7 @@ class StoreMemory:
             before = replace(before, leg=newest.leg, holder=newest.holder)
         if newest.ticket is not None and _seq(newest.ticket) > _seq(before.ticket):
             before = replace(before, ticket=newest.ticket)
+            self.store(Ticket.parse(newest.ticket.payload))
         self.kept[line] = before
 
     def header(self, _line: bytes, digest: bytes) -> CheckpointHeader | None:
@@ -88,6 +90,7 @@ class DirectGate:
 
     def __init__(self, directory: Path, memory: StoreMemory | None = None) -> None:
         self.directory, self.memory, self.offset_us = directory, memory or StoreMemory(), 0
+        self.store = SigningKey.generate()
         self.open()
 
     def open(self) -> None:
@@ -104,7 +107,9 @@ class DirectGate:
             "/v1/receipt": reports.receipt,
             COUNT_PATH: CheckpointCounter(broker, memory).count,
         }
-        calls = _owner_calls(broker, OwnerViews(broker, stores=False), Quota(), None, memory)
+        views = OwnerViews(broker, stores=False, store_public=self.store.public)
+        calls = [OwnerCall("GET", "/v1/broker", lambda *_: views.identity())]
+        calls += _owner_calls(broker, views, Quota(), None, memory)
         self._calls = [(call.method, compile_path(call.path)[0], call.handler) for call in calls]
 
     def close(self) -> None:
@@ -141,9 +146,6 @@ class _DirectClient(OwnerClient):
     def __init__(self, gate: DirectGate) -> None:
         self._gate = gate
 
-    def broker_public(self) -> bytes:
-        return self._gate.broker_public
-
     def _send(self, method: str, path: str, body: bytes | None) -> Reply:
         return self._gate.send(method, path, body)
 
@@ -161,7 +163,7 @@ class LineOwner(Owner):
 
     def __init__(self, gate: DirectGate, *, releases: int = 1, max_legs: int = 100, **more: Any) -> None:
         super().__init__(gate, releases=releases, **more)
-        self.gate, self.store, self.releases_most = gate, SigningKey.generate(), releases
+        self.gate, self.store, self.releases_most = gate, gate.store, releases
         self.delegate()
         if max_legs != 1:
             self.redeploy(max_legs=max_legs)
@@ -196,11 +198,7 @@ class LineOwner(Owner):
 
     def leg(self, asked: LineRequest | None = None, *, group: Group | None = None) -> Machine:
         """Launch a leg, of a new line if none is named, and return the machine."""
-        client, self._client = self._client, cast(OwnerClient, _Asking(self._client, asked or LineRequest()))
-        try:
-            launch = self.launch(group=group, lifetime_s=24 * 3600)
-        finally:
-            self._client = client
+        launch = self.launch(group=group, lifetime_s=24 * 3600, line=asked or LineRequest())
         actor = Actor.enter(self, launch)
         direct = _DirectActor(
             owner=self, launch=launch, hpke=actor.hpke, evidence=actor.evidence, url="", gate=self.gate
@@ -231,17 +229,6 @@ class LineOwner(Owner):
         """Report that a leg's machines do not exist any more."""
         lost = LegLost(deployment=self.deployment, leg=leg, line=line, serial_us=self.gate.clock_us())
         return self.client().leg_lost(line, lost.sign(signer or self.signing))
-
-
-@dataclass
-class _Asking:
-    """A client that asks for a leg with each launch."""
-
-    client: OwnerClient
-    line: LineRequest
-
-    def add_launch(self, request: LaunchRequest) -> str:
-        return self.client.add_launch(replace(request, line=self.line))
 
 
 @dataclass
@@ -331,9 +318,7 @@ class Machine:
 
     def checkpoint(self) -> Ticket:
         """Have the next checkpoint stored and counted, and keep the ticket."""
-        ticket = self.ticket(self.count())
-        self.gate.memory.store(ticket)
-        return ticket
+        return self.ticket(self.count())
 
     def ticket(self, reply: Reply) -> Ticket:
         """Return the ticket in an answer, and go on from it."""

@@ -359,7 +359,7 @@ def test_a_gate_that_is_put_back_whole_goes_on_where_its_owner_is(
     first.checkpoint()
     later = second(owner, first)
     shown = owner.client().line(first.line)
-    gate.memory = StoreMemory()
+    gate.memory, headers = StoreMemory(), gate.memory.headers
     restore()
     # A rollback: what the gate has is not what its owner has seen.
     assert owner.client().line(first.line).seq == 1
@@ -367,6 +367,8 @@ def test_a_gate_that_is_put_back_whole_goes_on_where_its_owner_is(
     asked = LineRequest(id=first.line, leg=3, seq=2, checkpoint=shown.head, ticket=shown.ticket)
     assert not_launched(lambda: owner.leg(asked)) is Code.CHECKPOINT_STALE, "leg 2 is not known here"
     owner.lost(first.line, 2)
+    assert not_launched(lambda: owner.leg(asked)) is Code.CHECKPOINT_INCOMPLETE, "nor is the checkpoint stored"
+    gate.memory.headers.update(headers)
     third = owner.leg(asked)
     assert third.opened(third.attest()).previous == UNKNOWN_HOLDER
     assert not_launched(later.attest) is Code.DEPLOYMENT_UNKNOWN, "its launch is forgotten too"

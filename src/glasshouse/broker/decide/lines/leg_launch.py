@@ -16,7 +16,7 @@ from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import line_launches, lines, members
 from glasshouse.broker.store.line_rows import LineMemory, Newest, line_record
 from glasshouse.broker.store.recorded import DeploymentStanding
-from glasshouse.errors import Code, UsageError, VerificationError
+from glasshouse.errors import Code, RefusedError, UsageError, VerificationError
 from glasshouse.handshake.delegation import Use
 from glasshouse.handshake.lines import LineRecord, forward, shown
 from glasshouse.wire.group import Group
@@ -37,7 +37,8 @@ def begin_leg(
 
     Raises:
         CheckFailedError: check 15, as of now.
-        RefusedError: `checkpoint-foreign` for the ticket of another line.
+        RefusedError: `checkpoint-foreign` for the ticket of another line, `checkpoint-incomplete` for a checkpoint
+            that is not stored any more.
         FormatError: `signature-invalid` for a ticket of another gate.
         UsageError: `run-unknown`, `delegation-invalid`, or what no line can be.
     """
@@ -65,6 +66,11 @@ def begin_leg(
         counted=line.counted_beside(asked.seq),
     )
     next_leg(connection, standing, line, start, group, asked.order, memory, now_us)
+    if start.checkpoint is not None and memory.header(line.id, start.checkpoint) is None:
+        raise RefusedError(
+            Code.CHECKPOINT_INCOMPLETE,
+            f"checkpoint {start.seq} of this line is not stored here any more, and nothing can go on from it",
+        )
     return start
 
 
