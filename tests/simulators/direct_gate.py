@@ -90,7 +90,7 @@ class DirectGate:
 
     def __init__(self, directory: Path, memory: StoreMemory | None = None) -> None:
         self.directory, self.memory, self.offset_us = directory, memory or StoreMemory(), 0
-        self.store = SigningKey.generate()
+        self.store_key = SigningKey.generate()
         self.open()
 
     def open(self) -> None:
@@ -107,7 +107,7 @@ class DirectGate:
             "/v1/receipt": reports.receipt,
             COUNT_PATH: CheckpointCounter(broker, memory).count,
         }
-        views = OwnerViews(broker, stores=False, store_public=self.store.public)
+        views = OwnerViews(broker, stores=False, store_public=self.store_key.public)
         calls = [OwnerCall("GET", "/v1/broker", lambda *_: views.identity())]
         calls += _owner_calls(broker, views, Quota(), None, memory)
         self._calls = [(call.method, compile_path(call.path)[0], call.handler) for call in calls]
@@ -163,7 +163,7 @@ class LineOwner(Owner):
 
     def __init__(self, gate: DirectGate, *, releases: int = 1, max_legs: int = 100, **more: Any) -> None:
         super().__init__(gate, releases=releases, **more)
-        self.gate, self.store, self.releases_most = gate, gate.store, releases
+        self.gate, self.store, self.releases_most = gate, gate.store_key, releases
         self.delegate()
         if max_legs != 1:
             self.redeploy(max_legs=max_legs)
