@@ -183,7 +183,12 @@ class LegBench:
             patience_s=patience_s,
         )
         self.intake = PartIntake(
-            self.terms, self.out, lambda: self.clock_s, sealed=self.keeper.part, there=self.keeper.there
+            self.terms,
+            self.out,
+            lambda: self.clock_s,
+            sealed=self.keeper.part,
+            there=self.keeper.there,
+            full=lambda: self.keeper.give_up(Code.DISK_FULL),
         )
         self.told.append(self.intake.permit())
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from glasshouse.errors import Code, GlasshouseError, RefusedError, RunError
+from glasshouse.package import outputs
 from glasshouse.package.limits import CheckpointLimits
+from glasshouse.runtime.keys import outdir
 from glasshouse.runtime.lines import checkpoint_keeper
 from glasshouse.runtime.lines.part_messages import OtherPart, PartBegins, PartEnds
 from glasshouse.wire.crypto import SigningKey
@@ -134,6 +139,39 @@ def test_one_that_is_refused_while_its_other_parts_still_come_is_given_up_when_t
     bench.there()
     assert bench.settled == [(None, Code.OWNER_QUOTA)]
     assert bench.gate.asked == [PART_PATH]
+
+
+def no_room_after(sizes: list[int]) -> Callable[..., object]:
+    """Return a part's file on a disk with room for so many writes."""
+
+    def write(*_: object) -> int:
+        if not sizes:
+            raise OSError(errno.ENOSPC, "no room")
+        return sizes.pop()
+
+    return lambda *_args, **_options: SimpleNamespace(write=write, flush=lambda: None, close=lambda: None)
+
+
+@pytest.mark.parametrize("written", [0, 1], ids=["at its beginning", "within it"])
+def test_a_disk_that_is_full_costs_the_checkpoint_and_not_the_training(
+    make: Make, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    bench = make(group=TWO_RANKS)
+    bench.part(PLAIN, rank=1)
+    with monkeypatch.context() as full:
+        full.setattr(outdir.os, "fdopen", lambda fd, *_a, **_o: (os.close(fd), no_room_after([1 << 30] * written)())[1])
+        full.setattr(outputs, "write_all", lambda out, data: out.write(data))
+        kept = bench.part(PLAIN * 100)
+    assert kept["bytes"] == 1, "it is not what was sealed"
+    bench.there()
+    assert bench.settled == [(None, Code.DISK_FULL)]
+    assert list(bench.folder.iterdir()) == []
+    bench.clock_s += 60
+    bench.part(PLAIN)
+    bench.part(PLAIN, rank=1)
+    bench.there()
+    bench.settle(2)
+    assert len(bench.gate.tickets) == 1
 
 
 def test_silence_gives_a_checkpoint_up_but_not_one_that_may_be_counted(make: Make) -> None:

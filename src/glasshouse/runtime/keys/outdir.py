@@ -28,6 +28,7 @@ from glasshouse.runtime.watchdog.session_record import NAME as SESSION_NAME
 from glasshouse.runtime.watchdog.session_record import SessionRecord
 
 _RESERVE_BYTES = 512 * 1024
+_RESUMED = "checkpoints/resumed"
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -103,9 +104,14 @@ class OutDir:
 
     def resumed(self) -> BinaryIO:
         """Open the file for the chunks of the checkpoint that the leg goes on from; raises `RunError`."""
+        path = f"{self._root}/{_RESUMED}"
         with disk_errors():
-            path = f"{self._root}/checkpoints/resumed"
             return os.fdopen(os.open(path, _FLAGS & ~os.O_WRONLY | os.O_RDWR, 0o600), "w+b", buffering=0)
+
+    def not_resumed(self) -> None:
+        """Remove that file; raises `RunError`."""
+        with disk_errors():
+            remove(f"{self._root}/{_RESUMED}")
 
     def no_checkpoints(self) -> None:
         """Remove that folder with what is in it; nothing happens where there is none. Raises `RunError`."""

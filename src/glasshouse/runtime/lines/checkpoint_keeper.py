@@ -127,13 +127,22 @@ class CheckpointKeeper:
     def there(self, place: Place, rows: dict[int, PartRow]) -> None:
         """Have a checkpoint counted whose parts are in the store or on their way."""
         self._place = place
+        if self._given_up is not None:
+            self._settle(None, self._given_up)
+            return
         if self._terms.leads:
             parts = tuple(row for _, row in sorted(rows.items()))
             self._header = CheckpointHeader(**place.shared(), environment_sha256=place.environment_sha256, parts=parts)
-        if self._given_up is not None:
-            self._settle(None, self._given_up)
-        else:
-            self._send()
+        self._send()
+
+    def give_up(self, why: Code) -> None:
+        """Send no more of the checkpoint that is coming or on its way, and leave no file of it."""
+        self.close()
+        self._given_up = why
+        for upload in self._uploads:
+            remove(upload.path)
+        if self._place is not None:
+            self._settle(None, why)
 
     def finish(self, within_s: float) -> None:
         """Wait for the checkpoint on its way, as long as it makes progress at least every `within_s`."""
@@ -193,7 +202,7 @@ class CheckpointKeeper:
             self._trouble(error.code)
         if isinstance(error, RefusedError):
             if error.code not in _AGAIN or not self._repairs:
-                self._give_up(error.code)
+                self.give_up(error.code)
                 return
             # Another machine's part may be on its way for long; what is damaged here is so a few times at most.
             self._repairs -= error.code is Code.UPLOAD_DAMAGED
@@ -264,13 +273,7 @@ class CheckpointKeeper:
         if self._message is not None and not self._ending:
             self._cancel("patience")
         elif "patience" not in self._timers:
-            self._after("patience", self._patience_s, partial(self._give_up, Code.BROKER_UNREACHABLE))
-
-    def _give_up(self, why: Code) -> None:
-        self.close()
-        self._given_up = why
-        if self._place is not None:
-            self._settle(None, why)
+            self._after("patience", self._patience_s, partial(self.give_up, Code.BROKER_UNREACHABLE))
 
     def _settle(self, counted: tuple[Ticket, CheckpointHeader] | None, refused: Code | None) -> None:
         for upload in self._uploads:

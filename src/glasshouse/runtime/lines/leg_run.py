@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import BinaryIO
 
 from glasshouse.custodian.exchange import Opened
@@ -30,6 +31,7 @@ from glasshouse.wire.lines.statements import Ticket
 
 # At the end of the work the machine waits no longer than this for a gate that is silent.
 LAST_PATIENCE_S = 60.0
+_RESTORED_BYTES_S = 16 << 20
 
 
 class LegRun:
@@ -86,6 +88,18 @@ class LegRun:
         coming = self._intake is not None and self._intake.under_way
         return coming or (self._keeper is not None and not self._keeper.idle)
 
+    @property
+    def restoring_s(self) -> float:
+        """How long a worker may take to lay out what the leg goes on from."""
+        return 0.0 if self.resumed is None else self.resumed.tell() / _RESTORED_BYTES_S
+
+    def restored(self) -> None:
+        """Give back the room of what the worker has laid out; raises `RunError`."""
+        if self.resumed is not None:
+            self.resumed.close()
+            self.resumed = None
+            self._out.not_resumed()
+
     def hand_over(self, memory: BinaryIO) -> None:
         """Write what the custodian needs of the checkpoint that this leg goes on from, if there is one.
 
@@ -136,7 +150,14 @@ class LegRun:
             trouble=lambda code: self._notice(code.value),
             patience_s=self._lease_s,
         )
-        self._intake = PartIntake(terms, self._out, self._loop.now_s, sealed=keeper.part, there=keeper.there)
+        self._intake = PartIntake(
+            terms,
+            self._out,
+            self._loop.now_s,
+            sealed=keeper.part,
+            there=keeper.there,
+            full=partial(keeper.give_up, Code.DISK_FULL),
+        )
         return self._intake
 
     def permit(self) -> None:

@@ -285,7 +285,9 @@ def _open(run: Run, identity: RunIdentity, manifest: Manifest) -> None:
         )
         if run.leg is not None:
             run.leg.permit()
-        session.reach(Stage.OPENED, within_s=OPEN_PATIENCE_S)
+        session.reach(Stage.OPENED, within_s=OPEN_PATIENCE_S + (0.0 if run.leg is None else run.leg.restoring_s))
+        if run.leg is not None:
+            run.leg.restored()
 
 
 def _drop_public_text(run: Run) -> None:
