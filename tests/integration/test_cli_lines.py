@@ -1,0 +1,144 @@
+"""A user whose machines are lost: a run goes on, is moved and goes back, and all of its machines are accounted for."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glasshouse.errors import ExitCode
+from simulators.command_line import Shell
+from simulators.line_user import add_checkpoints, kill_runtime, wait_for_checkpoint
+from tools.sshd import needs_sshd, serving_ssh
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    folder = tmp_path_factory.mktemp("lines")
+    (folder / "user").mkdir()
+    made = Shell(folder / "user")
+    assert made.ask("init").code == 0
+    add_checkpoints(made, made.job("long", "1200"))
+    add_checkpoints(made, made.job("short", "60"))
+    add_checkpoints(made, made.job("kept", "60"), retries=1)
+    yield made
+    assert made.left_running() == []
+
+
+def lost(shell: Shell, job: str = "short") -> str:
+    """Have a run counted once, and killed; return its id."""
+    before = shell.known()
+    running = shell.start("run", f"{job}.toml", "--json")
+    run = str(shell.wait_until_running(before)["run_id"])
+    wait_for_checkpoint(shell, run)
+    kill_runtime(shell, run)
+    ended = shell.end(running)
+    assert ended.object["outcome"] == "lost", ended.object
+    return run
+
+
+def test_a_run_whose_machine_was_lost_goes_on_and_both_machines_are_accounted_for(shell: Shell, tmp_path: Path) -> None:
+    first = lost(shell)
+    resumed = shell.ask("resume", "latest", "--json")
+    assert resumed.code == ExitCode.DONE, resumed.out + resumed.err
+    told = resumed.object
+    assert (told["outcome"], told["line"]["leg"], told["line"]["before"]) == ("completed", 2, first)
+    assert [(leg["leg"], leg["outcome"], leg["wiping_shown"]) for leg in told["line"]["legs"]] == [
+        (1, "lost", False),
+        (2, "completed", True),
+    ]
+    second = told["run_id"]
+    assert shell.ask("fetch", second, "-o", str(tmp_path / "out")).code == ExitCode.DONE
+    begun, steps = map(int, (tmp_path / "out" / "result.txt").read_text().split())
+    assert begun >= 1
+    assert steps == 60
+    assert "begun at 0" not in shell.ask("logs", second).out
+
+    verified = shell.ask("verify", second)
+    assert verified.code == ExitCode.DONE, verified.out + verified.err
+    assert "2 legs (assurance software): the training completed in the last" in verified.out
+    assert "its wiping is NOT SHOWN" in verified.out
+    assert "its wiping is not shown" in shell.ask("status", second).out
+    # The file of the line says the same to who has no more than that, and the owner's public key.
+    assert shell.ask("export", second, "-o", str(tmp_path / "export"), "--pem").code == ExitCode.DONE
+    shutil.copy(shell.home / "owner.pub", tmp_path)
+    offline = shell.ask(
+        *("verify", str(tmp_path / "export" / "line.json"), "--owner", str(tmp_path / "owner.pub")),
+        *("--home", str(tmp_path / "elsewhere"), "--json"),
+    )
+    assert offline.code == ExitCode.DONE, offline.out + offline.err
+    assert (offline.object["kind"], offline.object["not_wiped"]) == ("line", [1])
+    # There is nothing to go on with any more.
+    assert "has completed" in shell.ask("resume", second).err
+    assert shell.ask("verify", first).code != ExitCode.DONE
+
+
+def test_a_lost_machine_is_replaced_as_often_as_the_job_allows_and_not_silently(shell: Shell) -> None:
+    before = shell.known()
+    running = shell.start("run", "kept.toml")
+    run = str(shell.wait_until_running(before)["run_id"])
+    wait_for_checkpoint(shell, run)
+    kill_runtime(shell, run)
+    ended = shell.end(running)
+    assert ended.code == ExitCode.DONE, ended.out + ended.err
+    assert "local is lost; 0 more may be replaced; leg 2 goes on from checkpoint 1, at local" in ended.out
+    assert "leg 1: local, from the beginning" in ended.out
+    assert shell.ask("verify", "latest").code == ExitCode.DONE
+
+
+def test_a_run_goes_back_to_an_older_checkpoint_by_its_owners_order(shell: Shell) -> None:
+    first = lost(shell, "long")
+    before = shell.known()
+    running = shell.start("resume", first, "--json")
+    second = str(shell.wait_until_running(before)["run_id"])
+    wait_for_checkpoint(shell, second)
+    busy = shell.ask("rewind", first, "--to", "1", "--json")
+    assert (busy.code, busy.error["code"]) == (ExitCode.USAGE, "line-busy")
+    kill_runtime(shell, second)
+    assert shell.end(running).object["outcome"] == "lost"
+    unknown = shell.ask("rewind", first, "--to", "7", "--json")
+    assert (unknown.code, unknown.error["code"]) == (ExitCode.USAGE, "checkpoint-stale")
+    before = shell.known()
+    running = shell.start("rewind", first, "--to", "1", "--json")
+    third = str(shell.wait_until_running(before)["run_id"])
+    assert shell.ask("stop", third).code == ExitCode.DONE
+    assert shell.end(running).object["outcome"] == "interrupted"
+    verified = shell.ask("verify", third)
+    assert verified.code == ExitCode.INTERRUPTED, verified.out + verified.err
+    assert "from checkpoint 1 (step 1), an older one by its owner's order" in verified.out
+
+
+@needs_sshd
+def test_a_run_is_moved_to_another_machine_and_the_first_is_shown_to_be_wiped(shell: Shell, tmp_path: Path) -> None:
+    with serving_ssh(tmp_path / "ssh") as host:
+        url = f"ssh://{host.host}:{host.port}"
+        ways = ("--python", sys.executable, "--config", str(tmp_path / "ssh" / "client"), "--force")
+        assert shell.ask("machine", "add", "lab", url, *ways, "--folder", str(tmp_path / "there")).code == 0
+        before = shell.known()
+        running = shell.start("run", "short.toml", "--json")
+        run = str(shell.wait_until_running(before)["run_id"])
+        wait_for_checkpoint(shell, run)
+        moved = shell.ask("migrate", run, "--on", "lab", "--json")
+        assert moved.code == ExitCode.DONE, moved.out + moved.err
+        assert shell.end(running).object["outcome"] == "interrupted"
+        told = moved.object["line"]["legs"]
+        assert [(leg["place"], leg["outcome"], leg["wiping_shown"]) for leg in told] == [
+            ("local", "interrupted", True),
+            ("lab", "completed", True),
+        ]
+        verified = shell.ask("verify", "latest", "--json")
+        assert (verified.code, verified.object["not_wiped"]) == (ExitCode.DONE, [])
+
+
+def test_what_keeps_no_checkpoints_cannot_go_on(shell: Shell) -> None:
+    shell.job("plain", "24")
+    ended = shell.ask("run", "plain.toml", "--json")
+    assert ended.object["line"] is None
+    refused = shell.ask("resume", "latest", "--json")
+    assert (refused.code, refused.error["code"]) == (ExitCode.USAGE, "usage")
+    assert "[checkpoints]" in refused.error["hint"]
