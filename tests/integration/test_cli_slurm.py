@@ -20,7 +20,8 @@ from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.references.known_references import add_reference
 from glasshouse.providers.serve.keepers import started_ticks
-from simulators.command_line import SUM, Shell
+from simulators.command_line import SCRIPT, SUM, Shell
+from simulators.line_user import add_checkpoints, wait_for_checkpoint
 from simulators.slurm_cluster import Cluster, needs_slurm, running_slurm
 from tools.machine import needs_root
 from tools.sshd import needs_sshd, serving_ssh
@@ -256,13 +257,38 @@ python = "{python}"
 """
 
 
-def test_a_node_is_rented_for_a_run_and_given_back(user: User, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "image"], check=True)
+def rented(user: User, folder: Path, steps: str) -> Path:
+    """Write a job that is to run on a node of a job of its own."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "image"], check=True)
     add_reference(Home(path=user.shell.home), "image", {**measured_files(), "start_up": {}}, replace=True)
-    job = user.shell.job("rented", "24")
+    job = user.shell.job("rented", steps)
     job.write_text(
-        job.read_text() + 'reference = ["image"]\n' + RENTED.format(python=tmp_path / "image" / "bin" / "python")
+        job.read_text() + 'reference = ["image"]\n' + RENTED.format(python=folder / "image" / "bin" / "python")
     )
+    return job
+
+
+def test_a_run_whose_job_slurm_takes_back_goes_on_in_another_job(user: User, tmp_path: Path) -> None:
+    shell = user.shell
+    add_checkpoints(shell, rented(user, tmp_path, "60"), retries=1)
+    before, known = set(user.cluster.jobs()), shell.known()
+    running = shell.start_with(QUICK, "run", "rented.toml", "--yes", "--json")
+    run = str(shell.wait_until_running(known)["run_id"])
+    wait_for_checkpoint(shell, run)
+    (shell.folder / "train.py").write_text(SCRIPT)  # of the other stories; this one has sealed its own
+    [job] = set(user.cluster.jobs()) - before
+    user.cluster.ask("scancel", job)
+    ended = shell.end(running)
+    assert ended.code == ExitCode.DONE, ended.err + ended.out
+    legs = ended.object["line"]["legs"]
+    assert [leg["outcome"] for leg in legs] == ["interrupted", "completed"], legs
+    assert all(leg["wiping_shown"] for leg in legs), "it had its time to wipe itself"
+    assert set(user.cluster.jobs()) <= before
+    assert shell.ask("verify", "latest").code == ExitCode.DONE
+
+
+def test_a_node_is_rented_for_a_run_and_given_back(user: User, tmp_path: Path) -> None:
+    rented(user, tmp_path, "24")
     offered = user.shell.ask("offers", "rented.toml", "--on", "slurm", "--json")
     assert [one["region"] for one in offered.object["offers"]] == ["main"], offered.err
     before = set(user.cluster.jobs())  # of other stories, which end meanwhile

@@ -14,7 +14,7 @@ from typing import Any
 
 from simulators import forked_commands
 
-__all__ = ["CANARY", "SUM", "Answer", "Shell"]
+__all__ = ["CANARY", "SCRIPT", "SUM", "Answer", "Shell"]
 
 CANARY = "patient-4711-canary"
 
