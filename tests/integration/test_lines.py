@@ -16,7 +16,7 @@ from glasshouse.errors import Code, ExitCode
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.wire.lines.checkpoint import resume_key
 from glasshouse.wire.lines.statements import COUNT_PATH, HEADER_PATH, PART_PATH
-from tools.agent_of_lines import content_key
+from tools.agent_of_lines import ENVIRONMENT, content_key
 from tools.line_world import LineWorld, checkpoints, notices
 from tools.runtime_proxy import Proxy, Reply
 from tools.runtime_world import AgentProcess, Broken, ended
@@ -69,7 +69,9 @@ def completed(agent: AgentProcess) -> Receipt:
     return ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None).chain.receipt
 
 
-def test_a_second_machine_goes_on_where_the_first_one_ended(line: Make) -> None:
+def test_a_second_machine_goes_on_where_the_first_one_ended_and_a_third_from_before(
+    line: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = line(script(steps=3))
     first = world.start()
     receipt = completed(first)
@@ -80,14 +82,23 @@ def test_a_second_machine_goes_on_where_the_first_one_ended(line: Make) -> None:
     view = world.view()
     assert (view.leg, view.over, view.head, view.head_step) == (1, "receipt", receipt.line.last.digest, 3)
     assert not (first.out / "checkpoints").exists()
+    monkeypatch.setenv(ENVIRONMENT, "another torch")
     second = world.start()
     receipt = completed(second)
     assert "begun at 3" in second.log()
+    assert "environment-changed" in notices(second)
     assert second.outputs() == {"count.txt": b"6"}
     assert receipt.line is not None
     assert (receipt.line.leg, receipt.line.seq, receipt.line.checkpoint) == (2, 3, view.head)
     assert receipt.line.last is not None
     assert receipt.line.last.seq == 6
+    third = world.start(world.rewound(5, bytes.fromhex(checkpoints(second)[-2]["digest"])))
+    receipt = completed(third)
+    assert "begun at 5" in third.log()
+    assert [(one["seq"], one["step"]) for one in checkpoints(third)] == [(7, 6), (8, 7), (9, 8)], "none is given twice"
+    assert receipt.line is not None
+    assert (receipt.line.rewind, receipt.line.counted) == (True, 6)
+    assert "environment-changed" not in notices(third)
 
 
 def test_a_gate_that_crashes_within_a_checkpoint_counts_it_when_it_is_back(line: Make) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import sys
 from dataclasses import replace
 
@@ -11,7 +12,10 @@ from glasshouse.custodian.exchange import Opened, Request
 from glasshouse.package.checkpoints import part_sealer
 from glasshouse.runtime.__main__ import main
 from glasshouse.runtime.keys.custodian import Custodian
+from glasshouse.runtime.run import lifecycle
 
+ENVIRONMENT = "GLASSHOUSE_TEST_ENVIRONMENT"
+"""Names the variable that stands for what else is installed on the machine."""
 _made = 0
 
 
@@ -38,6 +42,8 @@ def _open_impatiently(custodian: Custodian, request: Request) -> Opened:
 _OPEN = Custodian.open
 
 if __name__ == "__main__":
+    if ENVIRONMENT in os.environ:
+        lifecycle.measure_environment = lambda: hashlib.sha256(os.environ[ENVIRONMENT].encode()).digest()
     part_sealer.fresh_key = _next_key
     Custodian.open = _open_impatiently  # type: ignore[method-assign]
     sys.exit(main(sys.argv[1:], sys.stdin.buffer))

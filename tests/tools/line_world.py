@@ -14,7 +14,7 @@ from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.broker.http_api import LineRequest, LineView
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.wire.group import Group
-from glasshouse.wire.lines.statements import LegLost
+from glasshouse.wire.lines.statements import LegLost, ResumeOrder
 from tools.runtime_world import AgentProcess, Broken, World, script_world
 
 PROGRAM = (str(Path(__file__).with_name("agent_of_lines.py")),)
@@ -89,6 +89,20 @@ class LineWorld:
         """End the gate at once, as a crash would, and start it again."""
         self.world.broker.kill()
         self.world.broker = self.world.own_broker = BrokerProcess(self._home, *self._options)
+
+    def rewound(self, seq: int, digest: bytes) -> LaunchFile:
+        """Launch the next leg from an older checkpoint, by the owner's order."""
+        assert self.line is not None
+        order = ResumeOrder(
+            deployment=self.world.deployment,
+            digest=digest,
+            leg=self.view().leg + 1,
+            line=self.line,
+            rewind=True,
+            seq=seq,
+            serial_us=time.time_ns() // 1000,
+        )
+        return self.launch(seq=seq, checkpoint=digest, rewind=True, order=order.sign(self.world.package.owner))
 
     def view(self) -> LineView:
         """Return how the line stands at its gate."""
