@@ -16,7 +16,7 @@ _HERE = Path(__file__).resolve().parent
 FOLDER = _HERE / "key-release"
 sys.path[:0] = [str(_HERE), str(_HERE.parents[1] / "tests")]
 
-from key_release_cases import documents, gate, groups, release, tokens  # noqa: E402 - found through the line above
+from key_release_cases import documents, gate, groups, legs, release, tokens  # noqa: E402 - found through the line above
 
 
 def build(previous: Mapping[str, Any]) -> dict[str, bytes]:
@@ -39,6 +39,7 @@ def build(previous: Mapping[str, Any]) -> dict[str, bytes]:
         documents.measurement_cases(),
         tokens.token_cases(),
         tokens.ear_cases(),
+        legs.leg_cases(),
         release.release_cases(previous),
     )
     files: dict[str, bytes] = {}

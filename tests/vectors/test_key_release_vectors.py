@@ -38,6 +38,7 @@ from glasshouse.handshake.runtime_side import check_release, read_challenge
 from glasshouse.wire.canonical import b64decode, b64encode, encode
 from glasshouse.wire.crypto import RecipientKey
 from glasshouse.wire.group import Group
+from glasshouse.wire.lines.line_start import LineStart
 from glasshouse.wire.policy import Floor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +86,7 @@ def gate(given: dict[str, Any]) -> dict[str, Any]:
             launch_public=b64decode(launch["launch_public"]),
             expires_us=launch["expires_us"],
             group=Group.from_json(launch["group"]) if "group" in launch else None,
+            line=LineStart.from_json(launch["line"]) if "line" in launch else None,
         ),
         broker_public=b64decode(given["broker_public"]),
         now_us=now_us,

@@ -146,7 +146,7 @@ def _owner_calls(
 ) -> Iterator[OwnerCall]:
     """Yield the calls of an owner, on the Unix socket and over the network."""
     requests, groups = OwnerRequests(broker, quota, memory), GroupRequests(broker, quota)
-    lines = LineRequests(broker, memory)
+    lines = LineRequests(broker, quota, memory)
     yield OwnerCall("PUT", "/v1/delegation", requests.put_delegation)
     yield OwnerCall("POST", "/v1/deployments", requests.add_deployment)
     yield OwnerCall("GET", "/v1/deployments/{deployment}", views.deployment)

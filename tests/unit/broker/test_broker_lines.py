@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, text
 
 from glasshouse.broker.client.owner_client import Reply
 from glasshouse.broker.http_api import LineRequest, verify_chain
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.handshake.delegation import RUN_USES
 from glasshouse.handshake.lines import UNKNOWN_HOLDER
+from glasshouse.handshake.messages import Challenge
+from glasshouse.handshake.runtime_side import challenge_request
+from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.dsse import Envelope
@@ -377,6 +381,22 @@ def test_a_gate_that_is_put_back_whole_goes_on_where_its_owner_is(
         (1, 1, "lost"),
         (2, 0, "lost"),
     ]
+
+
+def test_a_gate_whose_database_is_of_before_lines_has_them_from_now_on(gate: DirectGate) -> None:
+    def forget(connection: Connection) -> None:
+        for table in ("abandoned", "legs", "line_launches", "lines"):
+            connection.execute(text(f"DROP TABLE {table}"))
+
+    older = Actor.enter(Owner(gate, releases=2))
+    gate.broker.database.write(forget)
+    gate.close()
+    gate.open()
+    asked = gate.send("POST", "/v1/challenge", challenge_request(older.launch))
+    challenge = Challenge.parse(asked.content())
+    evidence = older.sign(older.claims(challenge))
+    assert older.open(gate.send("POST", "/v1/evidence", evidence).content(), challenge, evidence)
+    assert LineOwner(gate).leg().begin().checkpoint().seq == 1
 
 
 def test_leg_lost_is_the_owners_and_of_an_old_leg_changes_nothing(gate: DirectGate, owner: LineOwner) -> None:

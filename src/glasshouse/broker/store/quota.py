@@ -22,7 +22,7 @@ class Quota:
 
     packages: int = 1024  # whose keys are kept and not revoked
     deployments: int = 256  # whose policies are not over
-    # Deployments, launches, groups and delegations, each, by the gate's day: they leave records for good.
+    # Deployments, launches, groups, delegations and lost legs, each, by the gate's day: they leave records for good.
     per_day: int = 1000
     in_flight: int = 8  # requests that wait for their answer
 

@@ -15,6 +15,7 @@ from glasshouse.broker.store import audit_log, recorded
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import abandoned
 from glasshouse.broker.store.line_rows import LineMemory, Newest, envelope_in, line_record
+from glasshouse.broker.store.quota import Quota
 from glasshouse.broker.store.recorded import DeploymentStanding
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, UsageError
@@ -37,6 +38,7 @@ class LineRequests:
     """Carries out the owner's requests about lines."""
 
     broker: BrokerState
+    quota: Quota
     memory: LineMemory
 
     def line(self, _body: bytes, parameters: Mapping[str, str], scope: Scope) -> ApiAnswer:
@@ -53,6 +55,7 @@ class LineRequests:
 
         Raises:
             FormatError: `schema-invalid`, or `signature-invalid` where the package's owner did not sign it.
+            RefusedError: `owner-quota`.
             UsageError: `run-unknown`, or a statement about another line.
         """
         envelope, now_us = LegLostRequest.parse(body).lost, self.broker.clock_us()
@@ -65,6 +68,7 @@ class LineRequests:
                 raise UsageError(Code.USAGE, "a statement about another line")
             line = lost(before, stated.leg, now_us=now_us)
             if line != before:
+                self.quota.spend(connection, scope, "lost leg", now_us)
                 put_line(connection, before, line)
                 self.memory.keep(line.id, Newest(leg=line.leg, holder=line.holder))
                 facts: dict[str, str | int] = {"leg": line.leg, "line": line.id.hex()}
