@@ -14,7 +14,7 @@ from glasshouse.broker.store.broker_state import system_clock_us
 from glasshouse.wire.lines.statements import MAX_DATA_BYTES
 from simulators import storing_gate
 from simulators.direct_gate import LineOwner
-from simulators.storing_gate import Holder, StoringGate, answer, owner_at
+from simulators.storing_gate import Holder, StoringGate, answer
 
 
 class _KilledGate:
@@ -23,8 +23,7 @@ class _KilledGate:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._start()
-        public = self.client().store_public()
-        self.store: Any = SimpleNamespace(key=SimpleNamespace(public=public))
+        self.store_key: Any = SimpleNamespace(public=self.client().store_public())
 
     def _start(self) -> None:
         self.process = BrokerProcess(self._folder, "--store", str(self._folder / "store"))
@@ -51,7 +50,7 @@ def test_a_gate_that_is_killed_over_and_over_keeps_whole_checkpoints_and_no_othe
     killed = _KilledGate(tmp_path)
     try:
         gate = cast(StoringGate, killed)
-        owner: LineOwner = owner_at(gate)
+        owner = LineOwner(gate)
         leg = Holder(gate, owner.leg())
         first = leg.counted(content=b"first" * 100_000)
         part, sealed = leg.seal(content=b"second" * 500_000)

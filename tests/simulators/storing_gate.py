@@ -55,6 +55,7 @@ class StoringGate(DirectGate):
         stored = open_broker(self.directory, clock_us=self.clock_us)
         self.space = StoreSpace(stored, folder=self.folder, limit_bytes=self.limit_bytes)
         self.store = CheckpointStore(stored, self.space)
+        self.store_key = self.store.key
         self.memory = self.store.memory  # type: ignore[assignment]  # the real one, in the place of a stand-in
         super().open()
         self._messages |= {
@@ -80,14 +81,6 @@ class StoringGate(DirectGate):
         """Return the names of all that is kept of lines but the notes."""
         self.settle()
         return sorted(path.name for path in (self.folder / "lines").glob("*/*") if path.name != "newest.json")
-
-
-def owner_at(gate: StoringGate) -> LineOwner:
-    """Return an owner who has delegated to the gate and its store."""
-    owner = LineOwner(gate)
-    owner.store = gate.store.key
-    owner.delegate()
-    return owner
 
 
 class Holder:
@@ -185,7 +178,7 @@ class Holder:
         """Send a whole checkpoint of one machine and have it stored."""
         header = self.header(*self.upload(**changes))
         assert self.state(header).status == 200
-        said = Stored.from_envelope(self.stored, self.gate.store.key.public)
+        said = Stored.from_envelope(self.stored, self.gate.store_key.public)
         assert (said.digest, said.seq) == (header.digest, header.seq)
         return header
 

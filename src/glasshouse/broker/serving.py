@@ -206,6 +206,8 @@ def serve(
     broker = open_broker(data_dir)
     with contextlib.ExitStack() as stack:
         stack.callback(broker.database.close)
+        runtime, runtime_url = stack.enter_context(_listening(runtime_bind))
+        owner, owner_url = stack.enter_context(_listening(f"unix:{os.path.abspath(owner_socket)}"))  # noqa: PTH100
         enrolled = () if network is None else network.owners
         keeps = checkpoints = None
         if store is not None:
@@ -213,8 +215,6 @@ def serve(
             stack.callback(space.close)
             checkpoints = CheckpointStore(broker, space)
             keeps = None if network is None else RunStore(broker, space)
-        runtime, runtime_url = stack.enter_context(_listening(runtime_bind))
-        owner, owner_url = stack.enter_context(_listening(f"unix:{os.path.abspath(owner_socket)}"))  # noqa: PTH100
         executor = stack.enter_context(GroupCommit(broker.database))
         intake = stack.enter_context(contextlib.closing(Intake()))
         apps = create_apps(

@@ -16,7 +16,7 @@ from glasshouse.broker.client.owner_client import Reply, request
 from glasshouse.broker.decide.checkpoints.kept_parts import ENDED_KEPT_US
 from glasshouse.broker.decide.decisions import Effect
 from glasshouse.broker.store.database_schema import releases
-from glasshouse.broker.store.uploads import KEPT_US, LEAST_BYTES
+from glasshouse.broker.store.uploads import KEPT_US, LEAST_BYTES, StoreSpace
 from glasshouse.errors import Code, RefusedError, UsageError
 from glasshouse.wire import dsse
 from glasshouse.wire.crypto import SigningKey, sha256
@@ -33,7 +33,7 @@ from glasshouse.wire.lines.statements import (
 )
 from simulators.direct_gate import LineOwner
 from simulators.local_broker import LocalBroker
-from simulators.storing_gate import PIECE, StoringGate, answer, first_leg, group_leg, next_leg, owner_at
+from simulators.storing_gate import PIECE, StoringGate, answer, first_leg, group_leg, next_leg
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def gate(tmp_path: Path) -> Iterator[StoringGate]:
 
 @pytest.fixture
 def owner(gate: StoringGate) -> LineOwner:
-    return owner_at(gate)
+    return LineOwner(gate)
 
 
 def refused(reply: Reply) -> Code:
@@ -82,8 +82,6 @@ def test_what_a_leg_leaves_the_next_one_reads_as_it_was(gate: StoringGate, owner
 
 def test_the_machines_of_a_group_send_and_read_their_own_ranks_and_machine_0_states_it(gate: StoringGate) -> None:
     owner = LineOwner(gate, releases=4)
-    owner.store = gate.store.key
-    owner.delegate()
     zero, one = group_leg(gate, owner)
     (row, *_) = one.upload()
     assert refused(zero.piece(zero.claim(row, rank=2), b"x")) is Code.CHECKPOINT_FOREIGN, "another machine's rank"
@@ -244,7 +242,7 @@ def test_a_leg_that_the_database_has_forgotten_stays_fenced(
 
 
 def test_a_stranger_writes_reads_and_states_nothing(gate: StoringGate, owner: LineOwner) -> None:
-    leg, other = first_leg(gate, owner), first_leg(gate, owner_at(gate))
+    leg, other = first_leg(gate, owner), first_leg(gate, LineOwner(gate))
     part, sealed = leg.seal()
     claim = leg.claim(sealed.row)
     for forged, signer in (
@@ -323,6 +321,23 @@ def test_pieces_out_of_turn_change_nothing(gate: StoringGate, owner: LineOwner) 
     assert answer(leg.piece(claim, part[PIECE:], PIECE)) == {"bytes": len(part), "whole": True}
 
 
+def test_what_was_taken_from_beneath_the_store_is_begun_again_and_never_whole(
+    gate: StoringGate, owner: LineOwner
+) -> None:
+    leg = first_leg(gate, owner)
+    part, sealed = leg.seal()
+    claim = leg.claim(sealed.row)
+    with pytest.raises(UsageError, match="another process"):
+        StoreSpace(gate.broker, folder=gate.folder)  # whose start would remove what is not whole
+    for harm in (Path.unlink, lambda path: path.write_bytes(b"short")):
+        assert answer(leg.piece(claim, part[:PIECE])) == {"bytes": PIECE, "whole": False}
+        (begun,) = (gate.folder / "lines").glob("*/*.part")
+        harm(begun)
+        assert answer(leg.piece(claim, part[PIECE:], PIECE)) == {"bytes": 0, "whole": False}
+    assert answer(leg.send(part, claim)) == {"bytes": len(part), "whole": True}
+    assert leg.state(leg.header(sealed.row)).status == 200
+
+
 def test_a_checkpoint_that_its_leg_gave_up_leaves_nothing_of_itself_in_the_next(
     gate: StoringGate, owner: LineOwner
 ) -> None:
@@ -363,7 +378,7 @@ def test_an_owner_s_checkpoints_take_no_more_than_their_share_and_a_full_disk_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = StoringGate(tmp_path / "data", limit_bytes=3 * LEAST_BYTES)
-    owner = owner_at(gate)
+    owner = LineOwner(gate)
     leg = first_leg(gate, owner)
     part, sealed = leg.seal()
     with monkeypatch.context() as full:
@@ -382,7 +397,7 @@ def test_an_owner_s_checkpoints_take_no_more_than_their_share_and_a_full_disk_is
     assert gate.space.checkpoints.total() == 2 * LEAST_BYTES
     part, sealed = leg.seal()
     assert refused(leg.piece(leg.claim(replace(sealed.row, bytes=LEAST_BYTES + 1)), part[:9])) is Code.OWNER_QUOTA
-    other = first_leg(gate, owner_at(gate))
+    other = first_leg(gate, LineOwner(gate))
     other.upload()
     assert refused(leg.piece(leg.claim(sealed.row), part[:9])) is Code.OWNER_QUOTA
     gate.again()
@@ -397,7 +412,7 @@ def _no_room(*_: object) -> int:
 def test_what_no_leg_comes_for_is_dropped_after_a_month_and_its_line_is_still_known(
     gate: StoringGate, owner: LineOwner
 ) -> None:
-    old, young = first_leg(gate, owner), first_leg(gate, owner_at(gate))
+    old, young = first_leg(gate, owner), first_leg(gate, LineOwner(gate))
     old.counted()
     young.checkpoint()
     gate.advance(KEPT_US / 1e6 + 1)
@@ -411,7 +426,7 @@ def test_what_no_leg_comes_for_is_dropped_after_a_month_and_its_line_is_still_kn
 
 
 def test_a_training_that_was_completed_leaves_no_checkpoints_a_day_later(gate: StoringGate, owner: LineOwner) -> None:
-    done, open_ = first_leg(gate, owner), first_leg(gate, owner_at(gate))
+    done, open_ = first_leg(gate, owner), first_leg(gate, LineOwner(gate))
     done.counted()
     kept = open_.counted()
     for holder, outcome in ((done, "completed"), (open_, "interrupted")):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 from collections import Counter, OrderedDict
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from sqlalchemy import Connection, func, select
 
@@ -51,12 +52,14 @@ class StoreSpace:
         owners: how many are enrolled: each may have an equal part of it.
 
     Raises:
-        UsageError: a folder that others can enter, that cannot be made, or that is not empty and not this gate's store.
+        UsageError: a folder that others can enter, that cannot be made, that another process writes in, or that is not
+            empty and not this gate's store.
     """
 
     def __init__(self, broker: BrokerState, *, folder: Path, limit_bytes: int = NO_LIMIT, owners: int = 1) -> None:
         private_directory(folder, what="store")
         _check_own(folder, broker.public)
+        self._held = _held(folder)
         self.folder = folder
         self.checkpoints: Counter[bytes] = Counter()
         self._limit_bytes, self._share_bytes = limit_bytes, limit_bytes // max(1, owners)
@@ -65,6 +68,7 @@ class StoreSpace:
     def close(self) -> None:
         """Finish what is being written."""
         self.executor.shutdown()
+        self._held.close()
 
     def check(self, connection: Connection, owner: bytes, counted: int) -> None:
         """Refuse what an owner has no room for; raises `RefusedError`, `owner-quota`."""
@@ -104,13 +108,24 @@ class Upload:
         if start == self.here:
             with writing():
                 self.path.parent.mkdir(mode=0o700, exist_ok=True)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if start else os.O_TRUNC)
-                with os.fdopen(os.open(self.part, flags, 0o600), "wb") as file:
+                flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if start else os.O_CREAT | os.O_TRUNC)
+                try:
+                    file = os.fdopen(os.open(self.part, flags, 0o600), "wb")
+                except FileNotFoundError:
+                    return self._lost()
+                with file:
+                    if os.fstat(file.fileno()).st_size < start:
+                        return self._lost()
                     file.seek(start)
                     file.write(data)
             self.here += len(data)
             self.so_far.update(data)
         return self.here >= self.size
+
+    def _lost(self) -> bool:
+        """Begin again: somebody took away what was here, whose digest is known and whose bytes are not."""
+        self.here, self.so_far = 0, hashlib.sha256()
+        return False
 
     def check(self) -> None:
         """Refuse a file with another digest than was announced; raises `FormatError`, `upload-damaged`."""
@@ -164,6 +179,18 @@ def writing() -> Iterator[None]:
         if error.errno in _FULL:
             raise UsageError(Code.DISK_FULL, "the gate's store has no room left on its disk") from None
         raise UsageError(Code.USAGE, f"the gate's store cannot be written: {error.strerror}") from None
+
+
+def _held(folder: Path) -> BinaryIO:
+    """Lock a store until the process ends or closes it: a second one would remove what comes to the first."""
+    mark = (folder / _MARK).open("rb")
+    try:
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        mark.close()
+        why = f"the store {folder} cannot be locked, as by another process of this gate: {error.strerror}"
+        raise UsageError(Code.USAGE, why, hint="stop it, or name another folder") from None
+    return mark
 
 
 def _check_own(folder: Path, public: bytes) -> None:

@@ -63,6 +63,9 @@ def serve(
         raise UsageError(Code.USAGE, "--store belongs to --bind HOST:PORT: what runs here leave is here")
     # With the home's own data it is the broker that this home's runs use, in place of an embedded one.
     for_home = data is None
+    folder = None if store is None else store.absolute()
+    if network is None:  # a broker for this machine alone keeps checkpoints as an embedded one does
+        folder = home.store if data is None else data / "store"
     with contextlib.ExitStack() as stack:
 
         def ready(bound: BrokerReady) -> None:
@@ -90,8 +93,7 @@ def serve(
             owner_socket=owner_socket or socket_folder(home) / "owner.sock",
             ready=ready,
             network=network,
-            # A broker for this machine alone keeps checkpoints as an embedded one does.
-            store=home.store if store is None and network is None else store and store.absolute(),
+            store=folder,
             store_bytes=NO_LIMIT if network is None else (store_limit or _STORE_LIMIT_GIB) << 30,
         )
 
