@@ -14,6 +14,7 @@ import pytest
 from glasshouse.errors import ExitCode
 from glasshouse.runtime.worker import named_directory
 from simulators.command_line import SUM, Shell
+from simulators.line_user import kill_runtime, wait_for_checkpoint
 from simulators.slurm_cluster import needs_slurm, running_slurm
 from tools.machine import needs_filters, needs_landlock, needs_root
 from tools.pages import blocks, commands, typed, words
@@ -22,8 +23,8 @@ from tools.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
-GUIDE, SLURM, CONTAINER, PYTHON = (
-    (HOW_TO / f"{name}.md").read_text() for name in ("own-machine", "slurm", "container", "python")
+GUIDE, SLURM, CONTAINER, PYTHON, RESUME = (
+    (HOW_TO / f"{name}.md").read_text() for name in ("own-machine", "slurm", "container", "python", "resume")
 )
 ADDRESS = "ssh://trainer@lab.example.org --python '~/glasshouse/bin/python'"
 NODE = "slurm://you@login.example.org/4711/gpu-7 --python '~/glasshouse/bin/python'"
@@ -84,6 +85,24 @@ def test_a_run_on_a_node_of_a_cluster_is_what_the_how_to_says(tmp_path: Path) ->
         cluster.ask("scancel", job)
         cluster.until_over(job)
         assert not list(Path("/tmp").glob(f"glasshouse-{job}-{cluster.nodes[0]}"))
+    assert shell.left_running() == []
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_does_so_as_the_how_to_says(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    assert shell.ask("init").code == 0
+    [job] = blocks("toml", RESUME)
+    [script] = blocks("python", RESUME)
+    (tmp_path / "job.toml").write_text(re.sub("retries = 2 .*", "", job))  # the owner goes on by hand
+    (tmp_path / "train.py").write_text(script)
+    running = shell.start("run", "job.toml", "--json")
+    run = str(shell.wait_until_running()["run_id"])
+    wait_for_checkpoint(shell, run)
+    kill_runtime(shell, run)
+    assert shell.end(running).object["outcome"] == "lost"
+    typed(shell, RESUME)
+    assert (tmp_path / "outputs" / "result.txt").read_text() == "60"
     assert shell.left_running() == []
 
 
