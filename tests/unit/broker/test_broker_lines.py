@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 
 from glasshouse.broker.client.owner_client import Reply
 from glasshouse.broker.http_api import LineRequest, verify_chain
-from glasshouse.errors import Code, GlasshouseError
+from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.handshake.delegation import RUN_USES
 from glasshouse.handshake.lines import UNKNOWN_HOLDER
 from glasshouse.handshake.messages import Challenge
@@ -127,6 +127,27 @@ def test_a_machine_that_is_heard_from_again_before_its_successor_attests_keeps_i
     first.reports().content()
     assert refused(later.attest()) is Code.LINE_BUSY
     assert owner.client().line(first.line).leg == 1
+
+
+def test_a_release_that_failed_fences_nothing(
+    gate: DirectGate, owner: LineOwner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = owner.leg().begin()
+    owner.lost(first.line, 1)
+    later = owner.leg(owner.next(first.line))
+
+    def full(_line: bytes, _newest: object) -> None:
+        raise UsageError(Code.DISK_FULL, "no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gate.memory, "keep", full)
+        assert refused(later.attest()) is Code.INTERNAL
+    assert owner.client().line(first.line).leg == 1
+    gate.close()
+    gate.open()
+    first.reports().content()
+    assert first.checkpoint().seq == 1
+    assert refused(later.attest()) is Code.CHECKPOINT_STALE
 
 
 def test_of_two_who_resume_at_once_one_is_released_to(gate: DirectGate, owner: LineOwner) -> None:

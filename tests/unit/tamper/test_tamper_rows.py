@@ -98,7 +98,7 @@ def test_a_gate_that_releases_before_all_are_there_is_found_out(owner: Owner, mo
         """As if the launch had no group."""
         alone, memory = replace(launch, group=None), groups.memory
         made = make_release(groups.broker, connection, standing, alone, challenge, appraisal, memory, now_us)
-        write_release(groups.broker, connection, standing, made, memory, now_us)
+        write_release(groups.broker, connection, standing, made, now_us)
         return ApiAnswer(body=made.body)
 
     monkeypatch.setattr(ReleaseGate, "_accept", at_once)

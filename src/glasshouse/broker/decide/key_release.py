@@ -11,6 +11,7 @@ the other; every machine of a group is released to, in one transaction, or none 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,7 +34,7 @@ from glasshouse.broker.decide.groups import (
     refuse,
     settle,
 )
-from glasshouse.broker.decide.lines.leg_release import check_15, line_facts
+from glasshouse.broker.decide.lines.leg_release import check_15, keep_leg, line_facts
 from glasshouse.broker.decide.releases import Release, check_13, group_facts, make_release, others_keys, write_release
 from glasshouse.broker.store import audit_log, recorded
 from glasshouse.broker.store.database import BrokerState, OvertakenError
@@ -161,7 +162,7 @@ class ReleaseGate:
             if launch.group is not None:
                 return self._accept(connection, standing, launch, challenge, appraisal, message, now_us)
             # The counter moves only once everything else has succeeded.
-            made = self._make(connection, standing, launch, challenge, appraisal, now_us)
+            made = make_release(self.broker, connection, standing, launch, challenge, appraisal, self.memory, now_us)
             return self._written(connection, standing, made, now_us)
         except (SQLAlchemyError, OvertakenError):
             raise
@@ -193,7 +194,7 @@ class ReleaseGate:
         group = group_of(launch)
         record = current(connection, group.id, now_us)
         if record.state is GroupState.RELEASED:  # once more to a machine that lost its answer
-            release = self._make(connection, standing, launch, challenge, appraisal, now_us)
+            release = make_release(self.broker, connection, standing, launch, challenge, appraisal, self.memory, now_us)
             if not release.known:
                 raise InternalError(Code.INTERNAL, "a group that was released without one of its machines")
             return self._written(connection, standing, release, now_us)
@@ -291,10 +292,12 @@ class ReleaseGate:
         if len({release.leg and release.leg.start for release in made.values()}) != 1:
             raise InternalError(Code.INTERNAL, "machines of one group that begin in different places")
         for nonce, release in made.items():
-            self._written(connection, standing, release, now_us)
+            write_release(self.broker, connection, standing, release, now_us)
             connection.execute(_KEEP, {"challenge": nonce, "status": 200, "answer": release.body})
         if not settle(connection, last.id, GroupState.RELEASED, now_us=now_us):
             raise OvertakenError
+        for release in made.values():
+            self._keep(release)
         return ApiAnswer(body=next(one.body for one in made.values() if one.launch.group == last))
 
     def _made(self, connection: Connection, standing: DeploymentStanding, row: RowMapping, now_us: int) -> Release:
@@ -308,24 +311,19 @@ class ReleaseGate:
             broker_public=self.broker.public,
             now_us=now_us,
         )
-        return self._make(connection, standing, launch, challenge, appraisal, now_us)
-
-    def _make(
-        self,
-        connection: Connection,
-        standing: DeploymentStanding,
-        launch: LaunchRecord,
-        challenge: Challenge,
-        appraisal: broker_side.Appraisal,
-        now_us: int,
-    ) -> Release:
         return make_release(self.broker, connection, standing, launch, challenge, appraisal, self.memory, now_us)
 
     def _written(
         self, connection: Connection, standing: DeploymentStanding, release: Release, now_us: int
     ) -> ApiAnswer:
-        write_release(self.broker, connection, standing, release, self.memory, now_us)
+        # All of a leg or nothing: what is kept beside the database may yet fail, as on a full disk.
+        with nullcontext() if release.leg is None else connection.begin_nested():
+            write_release(self.broker, connection, standing, release, now_us)
+            self._keep(release)
         return ApiAnswer(body=release.body)
+
+    def _keep(self, release: Release) -> None:
+        keep_leg(self.memory, release.launch, evidence_public=release.appraisal.claims.evidence_public)
 
 
 def _audit_refusal(

@@ -115,7 +115,6 @@ def write_release(
     connection: Connection,
     standing: DeploymentStanding,
     release: Release,
-    memory: LineMemory,
     now_us: int,
 ) -> None:
     """Count a release, record for which runtime it is, and audit it.
@@ -143,7 +142,7 @@ def write_release(
         connection.execute(_RELEASE, values)
         if release.leg is not None:
             public, launch = claims.evidence_public, release.launch
-            write_leg(broker, connection, standing, launch, release.leg, memory, evidence_public=public, now_us=now_us)
+            write_leg(broker, connection, standing, launch, release.leg, evidence_public=public, now_us=now_us)
     audit_log.append(
         connection,
         "release",

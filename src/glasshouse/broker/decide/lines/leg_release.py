@@ -167,7 +167,6 @@ def write_leg(
     standing: DeploymentStanding,
     launch: LaunchRecord,
     leg: LegRelease,
-    memory: LineMemory,
     *,
     evidence_public: bytes,
     now_us: int,
@@ -196,10 +195,17 @@ def write_leg(
         return
     if line.leg:
         _state_abandoned(broker, connection, standing, line, now_us)
-    holder = key_id(evidence_public)
-    after = released(line, start, holder=holder, head=head, now_us=now_us)
+    after = released(line, start, holder=key_id(evidence_public), head=head, now_us=now_us)
     put_line(connection, line, after)
-    memory.keep(line.id, Newest(leg=start.leg, holder=holder))
+
+
+def keep_leg(memory: LineMemory, launch: LaunchRecord, *, evidence_public: bytes) -> None:
+    """Keep beside the database which leg was released, once all of its release is written and may be committed.
+
+    What is kept of a release that is then taken back would fence the leg before for nothing.
+    """
+    if launch.line is not None and (launch.group is None or launch.group.machine == 0):
+        memory.keep(launch.line.id, Newest(leg=launch.line.leg, holder=key_id(evidence_public)))
 
 
 def put_line(connection: Connection, before: LineRecord, after: LineRecord, **more: Any) -> None:
