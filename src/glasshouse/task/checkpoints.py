@@ -15,7 +15,7 @@ from glasshouse.errors import Code, GlasshouseError, RunError, UsageError
 from glasshouse.task.uncollected import entries
 
 MARKER = "glasshouse-checkpoint.json"
-"""The first file of each part: which paths were saved."""
+"""A file of each part: which paths were saved."""
 _PIECE_BYTES = 1 << 20
 
 

@@ -101,9 +101,11 @@ def write_file(target: Path, size: int, read_into: Callable[[memoryview, int], o
         if not size:
             return
         _allocate(descriptor, size)
-        with mmap.mmap(descriptor, size) as mapped, memoryview(mapped) as view:
-            for start in range(0, size, _PIECE_BYTES):
-                read_into(view[start : start + _PIECE_BYTES], start)
+        # Not closed when reading fails: the failure's frames hold pieces of it, and that would fail in its place.
+        view = memoryview(mmap.mmap(descriptor, size))
+        for start in range(0, size, _PIECE_BYTES):
+            read_into(view[start : start + _PIECE_BYTES], start)
+        view.release()
     finally:
         os.close(descriptor)
 

@@ -23,6 +23,7 @@ from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.lines.checkpoint import padded
 from glasshouse.wire.record import LEFT_OUT, Record, Sha256, integer
 
+_PIECE_BYTES = 1 << 20
 _INDEX_BYTES = 64  # of an entry without its path, and more than enough of a part without files
 
 
@@ -59,14 +60,12 @@ class PartStream(Part):
         self.excepted = excepted
         self._sink, self._limits = sink, limits
         self._writer = PartWriter(sink.data)
-        self._bytes = self._index_bytes = 0
-        self._paths = paths
+        self._marker = encode({"paths": list(paths)})
+        self._bytes, self._index_bytes = 0, len(self._marker)
         self._names = {MARKER}
         self.ended = False
 
     def __enter__(self) -> PartStream:
-        self._writer.begin(MARKER)
-        self._put(encode({"paths": list(self._paths)}))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -74,6 +73,9 @@ class PartStream(Part):
             if self.ended:
                 return
             self.ended = True
+            # At the end: the first file then begins with a chunk, and is opened straight into its place.
+            self._writer.begin(MARKER)
+            self._writer.update(self._marker)
             self._sink.end(*self._writer.finish(), whole=error[0] is None)
 
     def begin(self, path: str) -> None:
@@ -89,13 +91,11 @@ class PartStream(Part):
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Send the next bytes of the file that was begun last; raises `RunError` (`checkpoint-refused`)."""
-        return self._put(data)
-
-    def _put(self, data: bytes | bytearray | memoryview) -> int:
         view = memoryview(data).cast("B")
         check_size(self._bytes + self._index_bytes + len(view), self._limits)
         self._bytes += len(view)
-        self._writer.update(view)
+        for start in range(0, len(view), _PIECE_BYTES):  # the agent seals one while the next is hashed
+            self._writer.update(view[start : start + _PIECE_BYTES])
         return len(view)
 
 

@@ -46,8 +46,6 @@ class PartFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec is not type
         if not numbers:
             raise UsageError(Code.USAGE, f"{path!r} has no number, which would be its step", hint="name it …/step-500")
         self._part = current().checkpoints.begin(step=int(numbers[-1]), paths=[folder])
-        if self._part is not None:
-            self._part.__enter__()
 
     def exists(self, path: str, **_: Any) -> bool:
         """Return that nothing is there."""

@@ -34,7 +34,6 @@ def restore(resume: Resume, source: int, folder: Path) -> dict[int, Restored]:
     with os.fdopen(source, "rb", buffering=0) as stream:
         for part in resume.parts:
             reader = PartReader(Positioned(stream), part)
-            reader.verify()
             for name, file in reader.files.items():
                 if name == MARKER:
                     data = bytearray(file.bytes)
@@ -45,6 +44,8 @@ def restore(resume: Resume, source: int, folder: Path) -> dict[int, Restored]:
                     raise _tampered(f"{name!r} is in two parts")
                 files.add(name)
                 write_file(folder / name, file.bytes, partial(_read, reader, file))
+            # The files' chunks were opened as they were laid out.
+            reader.verify(max((file.offset + file.bytes for file in reader.files.values()), default=0))
             reader.close()
             if part.rank not in saved:
                 raise _tampered("a part does not say what it is of")

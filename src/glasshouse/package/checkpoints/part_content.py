@@ -133,17 +133,17 @@ class PartReader:
         if offset != at:
             raise _tampered("its files do not end where its index begins")
 
-    def verify(self) -> None:
-        """Open every chunk: a script may see a file only after this."""
+    def verify(self, begin: int = 0) -> None:
+        """Open every chunk from a byte of the plaintext on: a script may see a file only when all were opened."""
         asset = self._reader.asset
         plain = memoryview(bytearray(min(asset.size, asset.chunk_bytes)))
         zeros = memoryview(bytes(len(plain)))
         try:
-            for chunk in range(asset.chunks):
-                piece, begin = plain[: asset.plain_bytes(chunk)], chunk * asset.chunk_bytes
+            for chunk in range(begin // asset.chunk_bytes, asset.chunks):
+                piece, start = plain[: asset.plain_bytes(chunk)], chunk * asset.chunk_bytes
                 with _tampering():
                     self._reader.open_chunk(chunk, piece)
-                padding = piece[max(0, self._end - begin) : max(0, asset.size - _TRAILER_BYTES - begin)]
+                padding = piece[max(0, self._end - start) : max(0, asset.size - _TRAILER_BYTES - start)]
                 if padding != zeros[: len(padding)]:
                     raise _tampered("its padding is not zero")
         finally:
