@@ -312,6 +312,8 @@ def test_machine_0_writes_the_header_when_the_parts_of_the_other_machine_are_the
     second.loop.sleep(0.1)
     assert second.settled == [(None, None)], "it has no header"
     assert second.told[-1]["seq"] == 1, "which were counted it is not told"
+    second.clock_s += 60
+    assert refused_as(lambda: second.part(PLAIN, rank=1, seq=3)) is Code.WORKER_FAILED, "a number says one bit"
     gate.loop = first.loop
     first.settle()
     assert first.settled == [(gate.tickets[0], None)]

@@ -1,4 +1,4 @@
-"""The sealed package as the worker is handed it: a descriptor on which no call reaches a disk.
+"""The sealed package, or a checkpoint, as the worker is handed it: a descriptor on which no call reaches a disk.
 
 A process that may open a file may mostly set its times, mode and extended attributes too, and those stay on
 disk. So the worker's descriptor is opened through a read-only mount; where there can be none, the ciphertext is copied
@@ -45,7 +45,7 @@ def sealed_copy(kernel: Kernel, descriptor: int) -> int:
         OSError: there is too little memory, the file ends early, or the kernel does not seal.
     """
     size = os.fstat(descriptor).st_size
-    memory = os.memfd_create("package", _MFD_CLOEXEC | _MFD_ALLOW_SEALING)
+    memory = unsealed("package")
     try:
         os.posix_fallocate(memory, 0, size)
         copied = 0
@@ -54,10 +54,20 @@ def sealed_copy(kernel: Kernel, descriptor: int) -> int:
             if not count:
                 raise OSError("the package ends before its end")
             copied += count
-        kernel.call("fcntl", memory, _F_ADD_SEALS, _ALL_SEALS)
-        return os.open(f"/proc/self/fd/{memory}", os.O_RDONLY | os.O_CLOEXEC)
+        return seal(kernel, memory)
     finally:
         os.close(memory)
+
+
+def unsealed(name: str) -> int:
+    """Return a file in memory that can be sealed; raises `OSError`."""
+    return os.memfd_create(name, _MFD_CLOEXEC | _MFD_ALLOW_SEALING)
+
+
+def seal(kernel: Kernel, memory: int) -> int:
+    """Let nothing change such a file any more, and return a read-only descriptor of it; raises `OSError`."""
+    kernel.call("fcntl", memory, _F_ADD_SEALS, _ALL_SEALS)
+    return os.open(f"/proc/self/fd/{memory}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def kind(kernel: Kernel, descriptor: int) -> str | None:

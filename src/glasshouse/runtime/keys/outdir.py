@@ -4,7 +4,7 @@
 events.log          one event a line, flushed as it happens
 heads.log           countersigned heads, one a line
 outputs/NNNN.sealed log/NNNN.sealed
-checkpoints/        of a leg of a line: parts on their way to the store, by rank, or from it; gone at the end
+checkpoints/        of a leg of a line: parts on their way to the store, by rank; gone at the end
 receipt.json        the bundle, when the run has ended
 .worker             while the run lasts: the session of the worker, or of the first process of its namespace
 ```
@@ -21,14 +21,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
 
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.runtime.watchdog.session_record import NAME as SESSION_NAME
 from glasshouse.runtime.watchdog.session_record import SessionRecord
 
 _RESERVE_BYTES = 512 * 1024
-_RESUMED = "checkpoints/resumed"
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -101,17 +99,6 @@ class OutDir:
     def part(self, rank: int) -> PartialFile:
         """Open a sealed part of a checkpoint; raises `RunError`."""
         return PartialFile(f"{self._root}/checkpoints/{rank:04d}.sealed")
-
-    def resumed(self) -> BinaryIO:
-        """Open the file for the chunks of the checkpoint that the leg goes on from; raises `RunError`."""
-        path = f"{self._root}/{_RESUMED}"
-        with disk_errors():
-            return os.fdopen(os.open(path, _FLAGS & ~os.O_WRONLY | os.O_RDWR, 0o600), "w+b", buffering=0)
-
-    def not_resumed(self) -> None:
-        """Remove that file; raises `RunError`."""
-        with disk_errors():
-            remove(f"{self._root}/{_RESUMED}")
 
     def no_checkpoints(self) -> None:
         """Remove that folder with what is in it; nothing happens where there is none. Raises `RunError`."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import BinaryIO
 
 from glasshouse.custodian.exchange import Opened
-from glasshouse.errors import Code, PeerError
+from glasshouse.errors import Code, PeerError, PlatformError, RunError
 from glasshouse.evidence.events import EventType
 from glasshouse.evidence.receipt import LastCheckpoint
 from glasshouse.handshake.delegation import Delegation, Use
@@ -15,8 +17,10 @@ from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.runtime_side import CLOCK_LEEWAY_S
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.streams import write_all
+from glasshouse.runtime.confine import memory_limits, read_only_package
 from glasshouse.runtime.gate.attest import now_us
 from glasshouse.runtime.gate.broker_client import BrokerClient
+from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.lines.checkpoint_keeper import CheckpointKeeper
 from glasshouse.runtime.lines.checkpoint_reader import CheckpointReader
@@ -75,9 +79,10 @@ class LegRun:
         self._group = group_of(launch.claims().group)
         self._header: CheckpointHeader | None = None
         self._fronts: list[bytes] = []
+        self._resumed_bytes = 0
         self._intake: PartIntake | None = None
         self._keeper: CheckpointKeeper | None = None
-        self.resumed: BinaryIO | None = None  # the chunks of the checkpoint that it goes on from
+        self.resumed: int | None = None  # descriptor of the chunks of the checkpoint that it goes on from
         self.last: LastCheckpoint | None = None  # that was counted for it
         out.checkpoints()
         self._reader = CheckpointReader(loop, gate, line, run_id=launch.run_id, key=evidence_key)
@@ -91,14 +96,13 @@ class LegRun:
     @property
     def restoring_s(self) -> float:
         """How long a worker may take to lay out what the leg goes on from."""
-        return 0.0 if self.resumed is None else self.resumed.tell() / _RESTORED_BYTES_S
+        return self._resumed_bytes / _RESTORED_BYTES_S
 
     def restored(self) -> None:
-        """Give back the room of what the worker has laid out; raises `RunError`."""
+        """Give back the memory of what the worker has laid out; may be called twice."""
         if self.resumed is not None:
-            self.resumed.close()
+            os.close(self.resumed)
             self.resumed = None
-            self._out.not_resumed()
 
     def hand_over(self, memory: BinaryIO) -> None:
         """Write what the custodian needs of the checkpoint that this leg goes on from, if there is one.
@@ -118,12 +122,34 @@ class LegRun:
             self._notice("environment-changed")
 
     def fetch(self) -> None:
-        """Fetch the parts of this machine's ranks, if there are any; raises as `CheckpointReader` does."""
+        """Fetch the parts of this machine's ranks, if there are any, into memory that the worker can change nothing by.
+
+        Raises:
+            RunError: `out-of-memory`.
+            PlatformError: `platform-unsupported`: there is no memory to be sealed.
+            Exception: as `CheckpointReader` raises.
+        """
         if self._header is None:
             return
-        self.resumed = self._out.resumed()
-        for rank, front in enumerate(self._fronts, self._group.first_rank):
-            self._reader.copy_chunks(rank, self._header.parts[rank], front, self.resumed)
+        parts = [
+            (rank, self._header.parts[rank], front) for rank, front in enumerate(self._fronts, self._group.first_rank)
+        ]
+        self._resumed_bytes = sum(row.bytes for _, row, _ in parts)
+        # The other half may be the worker's: it lays them out in a workspace in memory.
+        if self._resumed_bytes > memory_limits.available_bytes() // 2:
+            raise RunError(Code.OUT_OF_MEMORY, "the checkpoint and its files do not fit into this machine's memory")
+        try:
+            with os.fdopen(read_only_package.unsealed("checkpoint"), "wb", buffering=0) as memory:
+                for rank, row, front in parts:
+                    self._reader.copy_chunks(rank, row, front, memory)
+                self.resumed = read_only_package.seal(REAL, memory.fileno())
+        except OSError as error:
+            if error.errno in (errno.ENOMEM, errno.ENOSPC):
+                raise RunError(Code.OUT_OF_MEMORY, "the checkpoint does not fit into this machine's memory") from None
+            raise PlatformError(Code.PLATFORM, "this machine gives no memory that can be sealed") from None
+        # Of a file on a disk a process could set the times or attributes, whatever it may open: a way out.
+        if read_only_package.kind(REAL, self.resumed) != read_only_package.MEMORY:
+            raise PlatformError(Code.PLATFORM, "a checkpoint cannot be handed to the worker without a way out")
 
     def begin(self, opened: Opened) -> PartIntake:
         """Return what takes the worker's parts from now on; `opened` is of a job with checkpoints."""
@@ -184,8 +210,7 @@ class LegRun:
             self._keeper.close()
         if self._intake is not None:
             self._intake.discard()
-        if self.resumed is not None:
-            self.resumed.close()
+        self.restored()
         self._out.no_checkpoints()
 
     def _settled(self, counted: tuple[Ticket, CheckpointHeader] | None, refused: Code | None) -> None:

@@ -280,7 +280,7 @@ def _open(run: Run, identity: RunIdentity, manifest: Manifest) -> None:
             session.worker.package,
             Outputs(run.out, _sealing(identity, manifest), opened.limits),
             parts=None if run.leg is None else run.leg.begin(opened),
-            resumed=None if run.leg is None or run.leg.resumed is None else run.leg.resumed.fileno(),
+            resumed=None if run.leg is None else run.leg.resumed,
             machines=machines,
         )
         if run.leg is not None:
