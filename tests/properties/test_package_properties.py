@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from glasshouse.errors import FormatError, GlasshouseError, PackageError
+from glasshouse.package.checkpoints.part_content import PartReader, PartWriter
+from glasshouse.package.checkpoints.part_sealer import PartSealer
+from glasshouse.package.checkpoints.resume_parts import unwrap
 from glasshouse.package.content import open_stream, verify_content
 from glasshouse.package.grant import Grant
 from glasshouse.package.index import Index
@@ -22,9 +25,11 @@ from glasshouse.package.output_header import OutputHeader
 from glasshouse.package.outputs import open_output
 from glasshouse.package.paths import check_path, check_paths
 from glasshouse.package.read import Package
+from glasshouse.package.streams import Positioned
 from glasshouse.task.tensors import tensor_spans
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.crypto import RecipientKey, Suite
+from glasshouse.wire.lines.checkpoint import CheckpointHeader, Place, front_length, is_padded, padded, resume_key
 from simulators.package_world import CHUNK, KEY, OWNER, reader, seal, unlock
 
 BOUNDED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
@@ -44,8 +49,61 @@ JSON = st.recursive(
 )
 
 
+RESUME = resume_key(KEY, deployment="00" * 16, line=bytes(32))
+PLACE: dict[str, Any] = {
+    "deployment": "00" * 16,
+    "environment_sha256": bytes(32),
+    "leg": 1,
+    "line": bytes(32),
+    "machines": 1,
+    "manifest_sha256": bytes(32),
+    "ranks": 1,
+    "seq": 1,
+    "step": 0,
+}
+
+
 def pattern(length: int) -> bytes:
     return bytes(index * 31 % 251 for index in range(length))
+
+
+@BOUNDED
+@given(size=st.integers(0, 1 << 50))
+def test_a_padded_size_is_the_least_that_is_enough_and_wastes_a_sixteenth_at_most(size: int) -> None:
+    found = padded(size)
+    assert is_padded(found)
+    assert size <= found < size + max(4096, size // 16) + 1 or found == 4096
+    assert padded(found) == found
+
+
+@BOUNDED
+@given(
+    files=st.dictionaries(NAMES, SIZES, max_size=5),
+    piece=st.integers(1, 3 * CHUNK),
+    suite=st.sampled_from(list(Suite)),
+)
+def test_whatever_a_script_saves_comes_back_file_by_file(files: dict[str, int], piece: int, suite: Suite) -> None:
+    out, place = io.BytesIO(), Place(**PLACE)
+    sealer = PartSealer(out, place=place, rank=0, recipients=[RESUME.public], suite=suite, chunk_bytes=CHUNK)
+    writer = PartWriter(sealer.update)
+    for path, size in files.items():
+        try:
+            writer.begin(path)
+        except PackageError as error:
+            assert error.code == "package-path"  # noqa: PT017 - not in normal form
+            return
+        for at in range(0, size, piece):
+            writer.update(pattern(size)[at : at + piece])
+    writer.finish()
+    row, part = sealer.finish().row, out.getvalue()
+    header = CheckpointHeader(**PLACE, parts=(row,))
+    front = part[: front_length(part)]
+    found = PartReader(Positioned(io.BytesIO(part)), unwrap(front, header, RESUME, rank=0, offset=len(front)))
+    found.verify()
+    for path, size in files.items():
+        content = io.BytesIO()
+        found.copy_to(found.files[path], content)
+        assert content.getvalue() == pattern(size)
 
 
 @BOUNDED
