@@ -15,6 +15,7 @@ from glasshouse.handshake.launch import TokenClaims
 from glasshouse.jobs.verify.line_file import LegDocuments, LineFile
 from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.dsse import Envelope
+from glasshouse.wire.group import Group
 from glasshouse.wire.lines.line_start import LineStart
 from glasshouse.wire.lines.statements import LegAbandoned, ResumeOrder, Ticket
 from glasshouse.wire.states import Outcome
@@ -45,6 +46,7 @@ class LegWorld(World):
     start: LineStart | None = None
     last: int | None = None
     attempt: str = ""
+    ranks: int = 1
 
     def id(self, label: str) -> str:
         return super().id(f"{label} of leg {self.leg}{self.attempt}" if label in ("run", "token") else label)
@@ -55,7 +57,8 @@ class LegWorld(World):
 
     def token_claims(self, **changes: object) -> TokenClaims:
         start = None if self.start is None else replace(self.start, previous=None)
-        return super().token_claims(**{"line": start, **changes})
+        group = None if self.ranks == 1 else Group(id=self.digest("group"), machines=1, machine=0, ranks=self.ranks)
+        return super().token_claims(**{"line": start, "group": group, **changes})
 
     def begins(self) -> LineStart | None:
         return self.start
@@ -296,6 +299,14 @@ def _gate_put_back() -> Line:
     return line
 
 
+def _two_ranks() -> Line:
+    line = Line()
+    line.leg((1,), **STOPPED)
+    world = LegWorld(leg=2, start=line.start(), ranks=2)
+    line.legs.append(LegDocuments(bundles=(world.run().bundle.to_json(),)))
+    return line
+
+
 def _lying_receipt() -> Line:
     line = Line()
     line.leg((1,), **STOPPED)
@@ -325,6 +336,13 @@ LINE_STORIES = [
     LineStory("a ticket that the broker did not sign", Code.SIGNATURE,
               _with(lambda line: line.change(1, tickets=(Ticket.parse(line.legs[0].tickets[0].payload).sign(
                   line.owner), line.legs[0].tickets[1]))), "ticket-unsigned"),
+    LineStory("a leg that its gate abandoned before a checkpoint that it had counted", Code.LINE_FORKED,
+              _with(lambda line: line.change(2, abandoned=line.abandoned(
+                  LegWorld(leg=2), "lost", seq=2, digest=checkpoint(2)))), "abandoned-before"),
+    LineStory("a leg that its gate abandoned with another checkpoint than it had counted", Code.LINE_FORKED,
+              _with(lambda line: line.change(2, abandoned=line.abandoned(
+                  LegWorld(leg=2), "lost", seq=3, digest=checkpoint(3, "other")))), "abandoned-with-another"),
+    LineStory("a leg on two ranks after one on one", Code.RESUME_WORLD, _two_ranks, "another-world"),
     LineStory("a leg is missing", Code.CHAIN_INCOMPLETE,
               _with(_without(2, "abandoned", "bundles", "order", "tickets")), "leg-missing"),
     LineStory("the first leg is not there", Code.CHAIN_INCOMPLETE, _with(lambda line: line.legs.pop(0)),

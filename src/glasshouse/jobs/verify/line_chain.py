@@ -53,7 +53,7 @@ class _Standing:
     digest: bytes | None = None
     greatest: int = 0  # number that was counted
     holder: str | None = None  # key id, of the last leg
-    steps: dict[int, int]  # of each checkpoint that is known
+    known: dict[int, Ticket]  # of all legs
 
 
 def walk_line(data: bytes, *, owner: bytes, now_us: int | None = None) -> tuple[bytes, tuple[WalkedLeg, ...]]:
@@ -76,6 +76,7 @@ def walk_line(data: bytes, *, owner: bytes, now_us: int | None = None) -> tuple[
     walked = [
         walker.leg(number, leg, its) for number, (leg, its) in enumerate(zip(file.legs, receipts, strict=True), 1)
     ]
+    walker.check_abandoned(walked)
     return line, tuple(walked)
 
 
@@ -114,7 +115,7 @@ class _Walker:
         token = first.chain.token
         self._deployment, self._manifest = token.deployment, token.manifest_sha256
         self._machines = first.machines
-        self._at = _Standing(steps={0: 0})
+        self._at = _Standing(known={})
 
     def leg(self, number: int, documents: LegDocuments, machines: Sequence[Verdict]) -> WalkedLeg:
         """Check the next leg, and go on to where it left the line."""
@@ -123,7 +124,7 @@ class _Walker:
         start = self._start(number, machines, abandoned)
         order = None if documents.order is None else self._of_line(ResumeOrder, documents.order, self._owner, number)
         seq, digest, rewind = self._begin(number, start, order)
-        begun_step = at.steps.get(seq)
+        begun_step = at.known[seq].step if seq in at.known else None if seq else 0
         at.seq, at.digest = seq, digest
         holder = _holder(machines, abandoned)
         tickets = self._tickets(number, documents.tickets, holder, machines, abandoned)
@@ -224,7 +225,7 @@ class _Walker:
             if ticket.seq == at.greatest + 1 and ticket.previous != at.digest:
                 raise _forked(f"checkpoint {ticket.seq} does not follow the one before it")
             at.seq, at.digest, at.greatest = ticket.seq, ticket.digest, ticket.seq
-            at.steps[ticket.seq] = ticket.step
+            at.known[ticket.seq] = ticket
             found.append(ticket)
         return found
 
@@ -235,22 +236,22 @@ class _Walker:
         by_seq = {ticket.seq: ticket.digest for ticket in tickets}
         for one in machines:
             line = one.chain.receipt.line
-            if line is not None and line.last is not None and _machine(one) == 0:
-                self._check_known(number, line.last.seq, line.last.digest, by_seq)
-        if abandoned is not None and abandoned.seq:
-            if abandoned.seq < self._at.greatest:
-                raise _forked(f"leg {number} was abandoned at checkpoint {abandoned.seq}, and there is a later one")
-            if abandoned.seq not in self._at.steps:
-                self._check_known(number, abandoned.seq, abandoned.digest, by_seq)
+            if line is None or line.last is None or _machine(one) != 0:
+                continue
+            if line.last.seq not in by_seq:
+                raise VerificationError(
+                    Code.CHAIN_INCOMPLETE, f"the ticket of checkpoint {line.last.seq}, of leg {number}, is not here"
+                )
+            if by_seq[line.last.seq] != line.last.digest:
+                raise _forked(f"two checkpoints were counted as number {line.last.seq}")
+        if abandoned is not None and abandoned.seq < self._at.greatest:
+            raise _forked(f"leg {number} was abandoned at checkpoint {abandoned.seq}, and had counted a later one")
 
-    @staticmethod
-    def _check_known(number: int, seq: int, digest: bytes | None, by_seq: dict[int, bytes]) -> None:
-        if seq not in by_seq:
-            raise VerificationError(
-                Code.CHAIN_INCOMPLETE, f"the ticket of checkpoint {seq}, of leg {number}, is not here"
-            )
-        if by_seq[seq] != digest:
-            raise _forked(f"two checkpoints were counted as number {seq}")
+    def check_abandoned(self, legs: Sequence[WalkedLeg]) -> None:
+        """Hold what the gate said of abandoned legs, when later ones were released too, to all tickets."""
+        for said in (leg.abandoned for leg in legs if leg.abandoned is not None):
+            if said.seq in self._at.known and self._at.known[said.seq].digest != said.digest:
+                raise _forked(f"two checkpoints were counted as number {said.seq}")
 
     def _of_line(self, kind: type[Document], envelope: Envelope, signer: bytes, number: int) -> Document:
         """Return a document of a leg of this line."""
