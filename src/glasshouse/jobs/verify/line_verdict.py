@@ -92,7 +92,8 @@ def is_wiped(leg: WalkedLeg) -> bool:
 
 def leg_words(leg: WalkedLeg) -> str:
     """Return a leg for people: where, which steps, how it ended, and whether its wiping is shown."""
-    runs = [one.chain.receipt.run_id for one in leg.machines] or list(leg.abandoned.run_ids if leg.abandoned else ())
+    stated = () if leg.abandoned is None else leg.abandoned.run_ids  # of all its machines
+    runs = stated or [one.chain.receipt.run_id for one in leg.machines]
     where = "run " + ", ".join(run[:8] for run in runs) if runs else "a run that its gate had forgotten"
     back = ", an older one by its owner's order" if leg.rewind else ""
     begun = "the beginning" if not leg.seq else f"checkpoint {leg.seq}{_at(leg.step)}{back}"
