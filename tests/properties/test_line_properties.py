@@ -26,9 +26,10 @@ def test_no_schedule_of_six_events_forks_a_line() -> None:
         (Protections(tickets=False), "one leg, two machines"),
         (Protections(tickets=False), "two checkpoints of one number"),
         (Protections(tickets=False), "two legs that went on from one checkpoint"),
+        (Protections(beside=False), "one leg, two machines"),
     ],
 )
-def test_without_fencing_or_tickets_some_schedules_fork_it(without: Protections, fork: str) -> None:
+def test_without_any_of_its_protections_some_schedules_fork_it(without: Protections, fork: str) -> None:
     assert forked(played(Model(without), 4))[fork] > 0
 
 

@@ -67,6 +67,7 @@ class Protections:
 
     fencing: bool = True  # of old legs, by store and gate
     tickets: bool = True  # that move a gate forward which was put back from a backup
+    beside: bool = True  # what the store keeps is no part of a backup
 
 
 def begun() -> World:
@@ -168,6 +169,8 @@ class Model:
 
     def _is_put_back(self, world: World) -> World:
         line = world.backup.line
+        if not self.protections.beside:
+            world = replace(world, kept_leg=line.leg, kept_holder=line.holder, kept=line.ticket)
         if self.protections.tickets:
             line = lines.forward(line, world.kept_leg, world.kept_holder, now_us=0)
             if world.kept is not None:

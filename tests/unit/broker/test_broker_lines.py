@@ -10,6 +10,8 @@ import pytest
 from sqlalchemy import Connection, text
 
 from glasshouse.broker.client.owner_client import Reply
+from glasshouse.broker.decide.decisions import Effect
+from glasshouse.broker.decide.lines.counting import CheckpointCounter
 from glasshouse.broker.http_api import LineRequest, verify_chain
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.handshake.delegation import RUN_USES
@@ -91,8 +93,10 @@ def test_what_was_answered_and_lost_is_answered_again_and_counts_once(gate: Dire
     machine = owner.leg()
     start = machine.opened(machine.attest())
     assert machine.opened(machine.attest()) == start
-    message = machine.message()
+    message, counter = machine.message(), CheckpointCounter(gate.broker, gate.memory)
+    assert counter.count(message).effect is Effect.CREDIT
     ticket = machine.ticket(machine.count(message))
+    assert counter.count(message).effect is Effect.CHARGE, "a recording of it earns its address nothing"
     gate.advance(5)
     assert machine.ticket(machine.count(message)) == ticket
     later = second(owner, machine)
