@@ -84,7 +84,9 @@ class _Call:
 class Desk:
     """A run's log and its keeper."""
 
-    def __init__(self, *, lease_s: float = 60.0, deaf: bool = False, forger: SigningKey | None = None) -> None:
+    def __init__(
+        self, *, lease_s: float = 60.0, deaf: bool = False, forger: SigningKey | None = None, leg: bool = False
+    ) -> None:
         self.loop, run_id, key = Loop(), secrets.token_hex(16), SigningKey.generate()
         self.log = EventLog(
             run_id=run_id, evidence_key=key, clock_us=lambda: time.time_ns() // 1000, sink=lambda _line: None
@@ -103,6 +105,7 @@ class Desk:
             countersigned=self.kept.append,
             trouble=self.troubles.append,
             lease_s=lease_s,
+            leg=leg,
         )
 
     def settle(self, seconds: float = 0.02) -> None:
@@ -246,7 +249,7 @@ def _replay(desk: Desk, old: bytes, done: Callable[[Any], None]) -> _Call:
 
 
 def test_a_leg_that_was_fenced_off_ends_at_once_and_its_end_is_countersigned() -> None:
-    desk = Desk()
+    desk = Desk(leg=True)
     desk.settle()
     desk.broker.fenced = True
     desk.go(State.HARDENED)
@@ -259,13 +262,25 @@ def test_a_leg_that_was_fenced_off_ends_at_once_and_its_end_is_countersigned() -
 
 def test_one_that_hears_of_it_only_as_it_ends_is_countersigned_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_keeper, "_FIRST_RETRY_S", 0.01)
-    desk = Desk()
+    desk = Desk(leg=True)
     desk.settle()
     desk.broker.fenced = desk.broker.away = True
     desk.go(State.HARDENED)
     desk.settle()
     desk.keeper.rest()
     desk.broker.away = False
+    desk.end()
+    assert desk.keeper.finish(5)
+
+
+def test_a_run_of_no_line_is_not_ended_by_such_an_answer_which_any_hop_can_give() -> None:
+    desk = Desk()
+    desk.settle()
+    desk.broker.fenced = True
+    desk.go(State.HARDENED)
+    desk.settle()
+    assert desk.troubles == [Code.LINE_SUPERSEDED]
+    desk.broker.fenced = False
     desk.end()
     assert desk.keeper.finish(5)
 

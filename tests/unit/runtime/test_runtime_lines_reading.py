@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from glasshouse.errors import Code, GlasshouseError, PackageError, PeerError, RefusedError
-from glasshouse.runtime.lines import checkpoint_reader
+from glasshouse.errors import Code, GlasshouseError, PackageError, PeerError, RefusedError, RunError
+from glasshouse.handshake.launch import LaunchFile, TokenClaims
+from glasshouse.runtime.confine import read_only_package
+from glasshouse.runtime.kernel import REAL
+from glasshouse.runtime.keys.outdir import OutDir
+from glasshouse.runtime.lines import checkpoint_reader, leg_run
 from glasshouse.runtime.lines.checkpoint_reader import CheckpointReader
+from glasshouse.runtime.lines.leg_run import LegRun
 from glasshouse.runtime.loop import Loop
 from glasshouse.wire.canonical import b64encode, encode
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.lines.checkpoint import front_length
 from glasshouse.wire.lines.statements import HEADER_RANK, MAX_DATA_BYTES, READ_PATH, ReadRequest
+from simulators.direct_gate import DirectGate, LineOwner
 from simulators.sealed_line import part_of, sealed_checkpoint
 
 KEY, RUN = SigningKey.generate(), "5d" * 16
@@ -110,3 +118,67 @@ def test_what_the_gate_refuses_is_not_asked_for_again() -> None:
     with pytest.raises(RefusedError):
         read(store)
     assert len(store.asked) == 1
+
+
+@pytest.fixture
+def leg(tmp_path: Path) -> Iterator[tuple[LegRun, list[str]]]:
+    """A machine of two ranks that goes on from the checkpoint, and its notices."""
+    gate = DirectGate(tmp_path / "gate")
+    owner = LineOwner(gate)
+    place = owner.client().add_group(owner.deployment, machines=1, ranks=2)[0]
+    launch, notices = replace(owner.leg(group=place).actor.launch, run_id=RUN), list[str]()
+    claims = launch.claims()
+    made = LegRun(
+        Loop(),
+        Store(),  # type: ignore[arg-type]
+        OutDir(str(tmp_path / "out")),
+        Launch(launch, claims),  # type: ignore[arg-type]
+        owner.manifest,
+        KEPT.start,
+        evidence_key=KEY,
+        environment_sha256=bytes([1]) * 32,
+        lease_s=60,
+        record=lambda *_: None,
+        notice=notices.append,
+        tell=lambda _message: None,
+    )
+    yield made, notices
+    made.close()
+    gate.close()
+
+
+class Launch:
+    """A launch file whose run has another name than its token's."""
+
+    def __init__(self, launch: LaunchFile, claims: TokenClaims) -> None:
+        self.delegation, self.broker_public, self.run_id = launch.delegation, launch.broker_public, launch.run_id
+        self.claims = lambda: claims
+
+
+def test_the_worker_is_handed_memory_by_which_nothing_reaches_a_disk(leg: tuple[LegRun, list[str]]) -> None:
+    made, notices = leg
+    memory = io.BytesIO()
+    made.hand_over(memory)
+    assert memory.getvalue() == KEPT.fronts(0, 1) + KEPT.header.encode()
+    assert notices == ["environment-changed"]
+    made.fetch()
+    assert made.resumed is not None
+    assert read_only_package.kind(REAL, made.resumed) == read_only_package.MEMORY
+    chunks = b"".join(part[front_length(part) :] for part in KEPT.parts)
+    assert os.pread(made.resumed, len(chunks) + 1, 0) == chunks
+    with pytest.raises(OSError, match="Operation not permitted"):
+        os.open(f"/proc/self/fd/{made.resumed}", os.O_RDWR | os.O_TRUNC)
+    made.restored()
+    assert made.resumed is None
+
+
+def test_one_that_does_not_fit_into_memory_is_not_fetched(
+    leg: tuple[LegRun, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = leg
+    made.hand_over(io.BytesIO())
+    monkeypatch.setattr(leg_run.memory_limits, "available_bytes", lambda: sum(map(len, KEPT.parts)))
+    with pytest.raises(RunError) as caught:
+        made.fetch()
+    assert caught.value.code is Code.OUT_OF_MEMORY
+    assert made.resumed is None

@@ -44,6 +44,7 @@ class HeadKeeper:
         countersigned: called with each countersigned head's bytes.
         trouble: called with the code of each kind of trouble, once per kind.
         lease_s: how long the run may go on without contact.
+        leg: whether the run is a leg of a line, which the gate may fence off.
     """
 
     def __init__(
@@ -57,10 +58,11 @@ class HeadKeeper:
         countersigned: Callable[[bytes], None],
         trouble: Callable[[Code], None],
         lease_s: float,
+        leg: bool = False,
     ) -> None:
         self._loop, self._gate, self._log = loop, gate, log
         self._keys = {"broker_public": broker_public, "evidence_public": evidence_public}
-        self._countersigned, self._trouble, self._lease_s = countersigned, trouble, lease_s
+        self._countersigned, self._trouble, self._lease_s, self._leg = countersigned, trouble, lease_s, leg
         # A lease shorter than twice the interval would be lost by waiting alone.
         self._interval_s = min(INTERVAL_S, lease_s / 3)
         self._call: BrokerCall | None = None
@@ -151,7 +153,7 @@ class HeadKeeper:
                 self._met.add(error.code)
                 self._trouble(error.code)
             self._rejections += error.code is not Code.BROKER_UNREACHABLE
-            if error.code is Code.LINE_SUPERSEDED:
+            if error.code is Code.LINE_SUPERSEDED and self._leg:
                 self._waiting = None  # a head of how it ends is the next that the gate takes
                 if not self._resting:
                     raise

@@ -219,6 +219,7 @@ def _attest(run: Run, identity: RunIdentity, manifest: Manifest, hpke_public: by
         countersigned=partial(run.write, run.out.head),
         trouble=lambda code: run.notice(code.value),
         lease_s=ear.lease_s,
+        leg=ear.line is not None,
     )
     seconds = min(ear.max_duration_s, run.options.max_seconds or ear.max_duration_s)
     over = RunError(Code.DURATION_EXCEEDED, "the run took longer than it may")
