@@ -15,7 +15,7 @@ from sqlalchemy import update
 from glasshouse.broker.client.owner_client import Reply, request
 from glasshouse.broker.decide.checkpoints.kept_parts import ENDED_KEPT_US
 from glasshouse.broker.decide.decisions import Effect
-from glasshouse.broker.store.database_schema import releases
+from glasshouse.broker.store.database_schema import lines, releases
 from glasshouse.broker.store.uploads import KEPT_US, LEAST_BYTES, StoreSpace
 from glasshouse.errors import Code, RefusedError, UsageError
 from glasshouse.wire import dsse
@@ -30,6 +30,7 @@ from glasshouse.wire.lines.statements import (
     PartPiece,
     ReadRequest,
     Stored,
+    Ticket,
 )
 from simulators.direct_gate import LineOwner
 from simulators.local_broker import LocalBroker
@@ -239,6 +240,25 @@ def test_a_leg_that_the_database_has_forgotten_stays_fenced(
     newest = gate.memory.newest(first.start.id)
     assert newest is not None
     assert (newest.leg, newest.ticket is not None) == (2, True)
+
+
+def test_what_follows_a_ticket_that_only_the_gate_was_shown_stays_over_a_restart(
+    gate: StoringGate, owner: LineOwner
+) -> None:
+    leg = first_leg(gate, owner)
+    leg.counted()
+    old = gate.memory.newest(leg.start.id)
+    assert old is not None
+    assert old.ticket is not None
+    newer = replace(Ticket.parse(old.ticket.payload), seq=5, digest=sha256(b"5")).sign(gate.broker.key).encode()
+    change = update(lines).values(ticket=newer, head=sha256(b"5"), head_seq=5)
+    gate.broker.database.write(lambda connection: connection.execute(change))
+    leg.seq, leg.head = 5, sha256(b"5")
+    header = leg.checkpoint()
+    gate.again()
+    assert gate.memory.header(leg.start.id, header.digest) == header
+    assert leg.count(header).status == 200
+    assert checkpoints(gate) == ["1-6"]
 
 
 def test_a_stranger_writes_reads_and_states_nothing(gate: StoringGate, owner: LineOwner) -> None:

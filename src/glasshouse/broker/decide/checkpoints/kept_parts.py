@@ -109,18 +109,23 @@ class KeptParts:
     def _sweep(self, line: bytes) -> None:
         """Drop what is neither counted of late nor to come."""
         note = self.folders.note(line)
-        last, coming = note.counted, (note.leg, note.seq + 1)
+        last = note.counted
         counted = set() if last is None else {last.digest, last.previous}
-        here = {coming}
+        here = set()
+
+        def goes(leg: int, seq: int) -> bool:
+            # What comes may follow a ticket that the gate was shown and this store was not.
+            return (leg, seq) not in here and not (leg == note.leg and seq > note.seq)
+
         for header in list(self.folders.headers(line)):
             if header.digest in counted:
                 here.add((header.leg, header.seq))
-            elif (header.leg, header.seq) != coming:
+            elif goes(header.leg, header.seq):
                 self.folders.drop_header(line, leg=header.leg, seq=header.seq)
-        for key in [key for key in self._uploads if key[0] == line and key[1:3] not in here]:
+        for key in [key for key in self._uploads if key[0] == line and goes(key[1], key[2])]:
             self._give_up(key)
         for part in list(self.folders.parts(line)):
-            if (part.leg, part.seq) not in here:
+            if goes(part.leg, part.seq):
                 self._drop(line, part.path)
 
     def _sweep_old(self) -> None:
