@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from glasshouse.broker.client.broker_process import BrokerProcess
-from glasshouse.broker.http_api import verify_chain
+from glasshouse.broker.http_api import LineRequest, verify_chain
 from glasshouse.errors import Code
+from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import challenge_request
-from glasshouse.tamper.stage import Actor, Owner
+from glasshouse.tamper.stage import Actor, Owner, clock_us
 from simulators.reporting import Reporter, release_to
 
 
@@ -63,6 +64,28 @@ def test_a_budget_holds_between_runtimes_that_arrive_together(brokers: list[Brok
     refused = {reply.problem().code for reply in replies if reply.status != 200}
     assert refused == {Code.RELEASE_BUDGET}
     assert owner.releases() == 3
+    verify_chain(owner.client().audit())
+
+
+def test_of_machines_that_come_for_one_leg_at_both_one_is_released_to(brokers: list[BrokerProcess]) -> None:
+    owner = Owner(brokers[0], releases=10)
+    delegation = Delegation.from_envelope(owner.delegation, owner.signing.public)
+    keeps = replace(delegation, uses=frozenset(Use), store_public=bytes(32), serial_us=clock_us())
+    owner.client().put_delegation(keeps.sign(owner.signing), owner.signing.public)
+    first = owner.launch(line=LineRequest())
+    line = first.claims().line
+    assert line is not None
+    launches = [first, *(owner.launch(line=LineRequest(id=line.id)) for _ in range(5))]
+    actors = [Actor.enter(owner, launch, url=brokers[number % 2].runtime_url) for number, launch in enumerate(launches)]
+    messages = [actor.sign(actor.claims(actor.challenge())) for actor in actors]
+    with ThreadPoolExecutor(6) as pool:
+        replies = list(pool.map(lambda pair: pair[0].send(pair[1]), zip(actors, messages, strict=True)))
+    assert sorted(reply.status for reply in replies) == [200] + [403] * 5
+    assert {reply.problem().code for reply in replies if reply.status != 200} == {Code.LINE_FORKED}
+    [winner] = [actor.launch.run_id for actor, reply in zip(actors, replies, strict=True) if reply.status == 200]
+    view = brokers[1].client().line(line.id)
+    assert (view.leg, view.run_ids) == (1, (winner,))
+    assert owner.releases() == 1
     verify_chain(owner.client().audit())
 
 
