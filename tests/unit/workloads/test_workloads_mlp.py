@@ -13,6 +13,7 @@ from safetensors.torch import load
 from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.workloads.builtin import mlp
 from glasshouse.workloads.process.job_control import JobControl, Result
+from tools.line_in_memory import LineInMemory
 from tools.recorder import Recorder, recorded_task
 
 pytestmark = pytest.mark.usefixtures("framework")
@@ -54,6 +55,19 @@ def test_synthetic_data_needs_no_input(tmp_path: Path) -> None:
     result, channel = run(tmp_path, synthetic_rows=64, synthetic_features=8, synthetic_classes=3, epochs=5)
     assert result.done == 5
     assert json.loads(channel.outputs["metrics.json"])["held_out"] is None
+
+
+def test_a_training_that_goes_on_elsewhere_ends_with_the_same_model(tmp_path: Path) -> None:
+    alone, _ = run(tmp_path / "alone", deterministic=True)
+    line = LineInMemory()
+    for name, resume in (("saved", None), ("resumed", 7)):
+        task, found, _ = recorded_task("mlp", SMALL | {"deterministic": True}, {}, tmp_path / name)
+        task.checkpoints.line = line
+        if resume is not None:
+            task._resume = line.restore(resume, tmp_path / name)  # as the worker has it
+        ended = mlp.run(task, found, JobControl(lambda *_: 0))  # type: ignore[arg-type]
+        assert (ended.digests, ended.done, ended.loss_first) == (alone.digests, 60, alone.loss_first)
+    assert set(line.taken) == set(range(1, 61))
 
 
 def test_the_same_seed_gives_the_same_model(tmp_path: Path) -> None:

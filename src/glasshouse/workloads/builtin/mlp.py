@@ -12,15 +12,19 @@ import time
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
-from glasshouse.errors import Code, RunError
+from glasshouse.errors import Code, PackageError, RunError
 from glasshouse.task.handle import Task, decimal
 from glasshouse.workloads.job_keys import choice, integer, job_invalid, needs, number
 from glasshouse.workloads.params import COUNT, NAME, SECONDS, DeviceParams, Example, PlainFile
 from glasshouse.workloads.process.job_control import JobControl, Result
 
 FRAMEWORKS = ("torch",)
+_FOLDER, _STATE = "checkpoint", "state.pt"
+# Of the five seconds that a job has when its owner stops it, those in which its last checkpoint may begin.
+_ENDING_S = 4.0
 EXAMPLE = Example(
     params={"data": "data.csv", "epochs": 20},
     files={
@@ -134,15 +138,37 @@ def _train(task: Task, params: MlpParams, model: Any, data: Data, device: Any) -
     phase = ranges(params.profile)
     optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate)
     measure = torch.nn.CrossEntropyLoss()
-    task.progress(0, params.epochs, unit="epoch")
     training.wait(device)
     started = time.perf_counter()
     first: Any = None
     loss: Any = None
-    done, reason = 0, "steps"
+    done, saved, reason = 0, 0, "steps"
+    if task.resume is not None:
+        state = torch.load(_state_file(task), weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        done = saved = state["done"]
+        first, loss = state["first"].to(device), state["loss"].to(device)
+        started -= state["elapsed_s"]
+    task.progress(done, params.epochs, unit="epoch")
+
+    def save(wait_s: float = 0.0) -> None:
+        nonlocal saved
+        _check(loss, done)
+        part = task.checkpoints.begin(step=done, wait_s=wait_s, paths=[_FOLDER]) if done > saved else None
+        if part is not None:
+            saved = done
+            elapsed_s, content = time.perf_counter() - started, io.BytesIO()
+            state = {"done": done, "elapsed_s": elapsed_s, "first": first, "loss": loss}
+            torch.save(state | {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, content)
+            with part:
+                part.begin(f"{_FOLDER}/{_STATE}")
+                part.write(content.getbuffer())
+
     while params.epochs is None or done < params.epochs:
         if task.should_stop():
             reason = task.stop_reason
+            save(_ENDING_S)
             break
         if params.seconds is not None and time.perf_counter() - started >= params.seconds:
             reason = "time"
@@ -157,6 +183,8 @@ def _train(task: Task, params: MlpParams, model: Any, data: Data, device: Any) -
         loss = found.detach()
         done += 1
         first = loss if first is None else first
+        if task.checkpoints.due():
+            save()
         # The loss is looked at when it is reported, about once a second: looking waits for the GPU.
         if task.progress(done, params.epochs, loss, unit="epoch"):
             _check(loss, done)
@@ -172,6 +200,13 @@ def _train(task: Task, params: MlpParams, model: Any, data: Data, device: Any) -
         loss_first=None if first is None else decimal(first),
         loss_final=None if loss is None else decimal(loss),
     )
+
+
+def _state_file(task: Task) -> Path:
+    folder = None if task.resume is None else task.resume.path
+    if folder is None or not (folder / _STATE).is_file():
+        raise PackageError(Code.CHECKPOINT_TAMPERED, f"a checkpoint without {_STATE}")
+    return folder / _STATE
 
 
 def _check(loss: Any, epoch: int) -> None:
