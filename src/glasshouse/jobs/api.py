@@ -181,7 +181,10 @@ def resume(
         lost: whether its machines do not exist any more, by your word: the gate waits for no lease of theirs.
         rewind_to: the number of an older checkpoint to go on from.
         yes: as of `run`, also for what follows.
-        event, say, passphrase, home: as of `run`.
+        event: as of `run`.
+        say: as of `run`.
+        passphrase: as of `run`.
+        home: as of `run`.
 
     Raises:
         UsageError: its package or deployment is gone or another, its last machine may go on, or there is no such

@@ -206,7 +206,7 @@ class CheckpointKeeper:
                 return
             # Another machine's part may be on its way for long; what is damaged here is so a few times at most.
             self._repairs -= error.code is Code.UPLOAD_DAMAGED
-            self._whole = 0
+            self._whole, self._message = 0, None  # what was stored may be gone: the header is sent again too
             for upload in self._uploads:
                 upload.start, upload.known = 0, False
         self._after("retry", self._retry_s, self._send)
