@@ -408,6 +408,22 @@ def test_a_gate_that_is_put_back_whole_goes_on_where_its_owner_is(
     ]
 
 
+def test_a_ticket_names_the_holder_of_a_leg_that_was_forgotten(
+    gate: DirectGate, owner: LineOwner, backup: Callable[[], Callable[[], None]]
+) -> None:
+    first = owner.leg().begin()
+    restore = backup()
+    later = second(owner, first)
+    ticket = later.checkpoint()
+    gate.memory, headers = StoreMemory(), gate.memory.headers
+    gate.memory.headers.update(headers)
+    restore()
+    owner.lost(first.line, 2)
+    shown = ticket.sign(gate.broker.key)
+    third = owner.leg(LineRequest(id=first.line, leg=3, seq=1, checkpoint=ticket.digest, ticket=shown))
+    assert third.opened(third.attest()).previous == later.key_id
+
+
 def test_a_gate_whose_database_is_of_before_lines_has_them_from_now_on(gate: DirectGate) -> None:
     def forget(connection: Connection) -> None:
         for table in ("abandoned", "legs", "line_launches", "lines"):
