@@ -63,13 +63,14 @@ class PartStream(Part):
         self._marker = encode({"paths": list(paths)})
         self._bytes, self._index_bytes = 0, len(self._marker)
         self._names = {MARKER}
+        self._lock = threading.Lock()  # a job that ends leaves a part that a thread of its own writes
         self.ended = False
 
     def __enter__(self) -> PartStream:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with unbroken():
+        with unbroken(), self._lock:
             if self.ended:
                 return
             self.ended = True
@@ -95,7 +96,10 @@ class PartStream(Part):
         check_size(self._bytes + self._index_bytes + len(view), self._limits)
         self._bytes += len(view)
         for start in range(0, len(view), _PIECE_BYTES):  # the agent seals one while the next is hashed
-            self._writer.update(view[start : start + _PIECE_BYTES])
+            with self._lock:
+                if self.ended:
+                    raise refused("the job has ended")
+                self._writer.update(view[start : start + _PIECE_BYTES])
         return len(view)
 
 

@@ -28,12 +28,12 @@ PATIENCE_S = 60
 class Machine:
     """One machine's worker with two ranks, and what its agent hears."""
 
-    def __init__(self, machine: int) -> None:
+    def __init__(self, machine: int | None) -> None:
         self.agent, theirs = socket.socketpair()
         self.agent.settimeout(PATIENCE_S)
         self.link = AgentLink(theirs)
         self.line = AgentLine(self.link, CheckpointLimits(bytes=1 << 20, every_s=10, most=9))
-        place: Any = SimpleNamespace(machine=machine, machines=2)
+        place: Any = None if machine is None else SimpleNamespace(machine=machine, machines=2)
         self.ranks = RankCheckpoints(self.line, 2, place)
         self.answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {0: queue.SimpleQueue(), 1: queue.SimpleQueue()}
         self._decoder = frames.Decoder()
@@ -48,14 +48,14 @@ class Machine:
             asked = SaveTogether(number=1, paths=paths, shared=False, step=step, wait_us=0)
             self.ranks.arrive(rank, asked, self.answers[rank].put)
 
-    def send(self, rank: int, *, ends: bool = True) -> None:
+    def send(self, rank: int, *, ends: bool = True, whole: bool = True) -> None:
         read, write = os.pipe()
         self.ranks.part(rank, read)
         data = bytes([rank]) * padded(1)
         os.write(write, data)
         os.close(write)
         if ends:
-            message = PartEnds(number=2, size=len(data), sha256=sha256(data), whole=True)
+            message = PartEnds(number=2, size=len(data), sha256=sha256(data), whole=whole)
             self.ranks.part_ended(rank, message, self.answers[rank].put)
         else:
             self.ranks.gone(rank)
@@ -152,3 +152,16 @@ def test_a_rank_that_ends_within_its_part_leaves_none_that_counts(machines: list
         machine.agent.shutdown(socket.SHUT_RDWR)
     for thread in hearing:
         thread.join(PATIENCE_S)
+
+
+def test_a_rank_that_leaves_its_part_keeps_the_others_waiting_for_nothing() -> None:
+    machine = Machine(None)
+    machine.permit(1, None)
+    machine.save(5)
+    assert [machine.answer(rank)["taken"] for rank in (0, 1)] == [True, True]
+    machine.send(1, whole=False)
+    machine.send(0)
+    assert [machine.answer(rank) for rank in (1, 0)] == [{"taken": False}, {"taken": False}]
+    assert machine.line.claim(PATIENCE_S) is None
+    machine.agent.close()
+    machine.link.close()

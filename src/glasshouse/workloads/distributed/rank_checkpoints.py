@@ -138,25 +138,25 @@ class RankCheckpoints:
         descriptor = one.part.get()
         if descriptor is None:
             return False
+        # Behind one that is not whole, it is read all the same: its rank would wait for it.
+        sink = self._line.sink(permission, rank=rank, step=step) if before else None
         with os.fdopen(descriptor, "rb", buffering=0) as pipe:
-            if not before:
-                return False  # closed: the rank finds that none is taken
-            sink = self._line.sink(permission, rank=rank, step=step)
             size, sha256 = _copied(pipe, sink)
         ended = one.ended.get()
-        if ended is None or (ended[0].size, ended[0].sha256) != (size, sha256.digest()):
-            zeros = memoryview(bytes(padded(size) - size))
+        same = ended is not None and (ended[0].size, ended[0].sha256) == (size, sha256.digest())
+        whole = before and same and ended is not None and ended[0].whole
+        if sink is not None:
+            zeros = memoryview(bytes(0 if same else padded(size) - size))
             sha256.update(zeros)
             sink.data(zeros)
-            sink.end(padded(size), sha256.digest(), whole=False)
-            return False
-        message, answer = ended
-        sink.end(size, message.sha256, whole=message.whole)
-        if one.asked.shared:
-            self._waiting.append(answer)
-        else:
-            answer({"taken": message.whole})
-        return message.whole
+            sink.end(size + len(zeros), sha256.digest(), whole=whole)
+        if ended is not None:
+            answer = ended[1]
+            if whole and one.asked.shared:
+                self._waiting.append(answer)
+            else:
+                answer({"taken": whole})
+        return whole
 
 
 class _Store:
@@ -183,10 +183,11 @@ class _Store:
         return [json.loads(self._store.get(f"rows-{one}")) for one in range(1, self._machines)]
 
 
-def _copied(pipe: Any, sink: AgentSink) -> tuple[int, Any]:
+def _copied(pipe: Any, sink: AgentSink | None) -> tuple[int, Any]:
     size, sha256, buffer = 0, hashlib.sha256(), memoryview(bytearray(PIPE_BYTES))
     while count := pipe.readinto(buffer):
-        sha256.update(buffer[:count])
-        sink.data(buffer[:count])
-        size += count
+        if sink is not None:
+            sha256.update(buffer[:count])
+            sink.data(buffer[:count])
+            size += count
     return size, sha256

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from glasshouse.errors import Code, RunError
+from glasshouse.errors import RunError
 from glasshouse.package.limits import CheckpointLimits
 from glasshouse.task.channel import Message
 from glasshouse.task.checkpoints import Line, Part, refused
@@ -86,4 +86,4 @@ class _PipeSink(PartSink):
 
 
 def _without_others() -> RunError:
-    return RunError(Code.RANK_LOST, "a checkpoint of all ranks was not taken, because another rank has ended")
+    return refused("another rank has ended, or left its part")

@@ -87,12 +87,14 @@ class LoraTrainer(ResumableTrainer):
         Raises:
             RunError: `nonfinite-loss`.
         """
-        with contextlib.suppress(_Ended):
-            self.go_on()
-        if self.job.stopped:  # within an evaluation
-            self.take_checkpoint(wait_s=_ENDING_S)
-        self.job.ended()
-        self.wait_for_checkpoint()
+        try:
+            with contextlib.suppress(_Ended):
+                self.go_on()
+            if self.job.stopped:  # within an evaluation
+                self.take_checkpoint(wait_s=_ENDING_S)
+            self.job.ended()
+        finally:
+            self.wait_for_checkpoint()
         self.check()
         self.job.keep_best(self.model)
         return self.job.result()
