@@ -135,6 +135,38 @@ def test_a_run_is_moved_to_another_machine_and_the_first_is_shown_to_be_wiped(sh
         assert (verified.code, verified.object["not_wiped"]) == (ExitCode.DONE, [])
 
 
+@needs_sshd
+def test_a_machine_that_was_called_lost_and_lives_is_ended_by_a_sweep_and_its_receipt_counts(
+    shell: Shell, tmp_path: Path
+) -> None:
+    with serving_ssh(tmp_path / "ssh") as host:
+        url = f"ssh://{host.host}:{host.port}"
+        ways = ("--python", sys.executable, "--config", str(tmp_path / "ssh" / "client"), "--force")
+        assert shell.ask("machine", "add", "lab", url, *ways, "--folder", str(tmp_path / "there")).code == 0
+        before = shell.known()
+        running = shell.start("run", "long.toml", "--on", "lab", "--json")
+        first = str(shell.wait_until_running(before)["run_id"])
+        wait_for_checkpoint(shell, first)
+        busy = shell.ask("resume", first, "--json")
+        assert (busy.code, busy.error["code"]) == (ExitCode.USAGE, "line-busy")
+        before = shell.known()
+        going = shell.start("resume", first, "--lost", "--on", "local", "--json")
+        second = str(shell.wait_until_running(before)["run_id"])
+        shell.end(running)
+        wait_for_checkpoint(shell, second)
+        swept = shell.ask("machine", "sweep", "lab", "--json")
+        assert swept.code == ExitCode.DONE, swept.out + swept.err
+        assert shell.ask("stop", second).code == ExitCode.DONE
+        shell.end(going)
+    verified = shell.ask("verify", second, "--json")
+    assert (verified.code, verified.object["not_wiped"]) == (ExitCode.INTERRUPTED, []), verified.out
+    first_ended, second_ended = (leg["receipts"][0]["outcome"] for leg in verified.object["legs"])
+    # It hears of the other by the sweep's own connection, or is asked to stop before that.
+    assert (first_ended in ("superseded", "interrupted"), second_ended) == (True, "interrupted")
+    told = shell.ask("status", second, "--json").object["line"]["legs"]
+    assert [(leg["outcome"], leg["wiping_shown"]) for leg in told] == [(first_ended, True), ("interrupted", True)]
+
+
 def test_what_keeps_no_checkpoints_cannot_go_on(shell: Shell) -> None:
     shell.job("plain", "24")
     ended = shell.ask("run", "plain.toml", "--json")

@@ -30,6 +30,7 @@ OUTCOME = {
     "failed": "failed",
     "interrupted": "interrupted",
     "residue": "residue: something of yours was found after zeroization",
+    "superseded": "superseded: another machine goes on with its training",
     "lost": "lost: what stayed behind is not known",
 }
 

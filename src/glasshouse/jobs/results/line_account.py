@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from glasshouse.errors import GlasshouseError
 from glasshouse.jobs.gates.line_notes import KnownLeg, LineNotes, known_legs
-from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.home import Home, is_there
+from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.rundir import Phase, RunRecord
 from glasshouse.jobs.places.rented_machine import statement_of
+from glasshouse.jobs.verify.conclusion import conclude_run
 from glasshouse.jobs.verify.verdict import Status
 from glasshouse.wire.lines.statements import ResumeOrder, Ticket
 from glasshouse.wire.states import Outcome
@@ -83,7 +85,7 @@ def line_account(home: Home, record: RunRecord) -> list[LegAccount]:
 
 
 def _account(home: Home, leg: KnownLeg, tickets: list[Ticket], steps: Mapping[int, int]) -> LegAccount:
-    record, order = leg.record, LineNotes(leg.folder).order
+    record, order = _ended(home, leg), LineNotes(leg.folder).order
     ordered = None if order is None else ResumeOrder.parse(order.payload)
     seq = 0 if ordered is None else ordered.seq
     done = None if record.progress is None else record.progress.get("done")
@@ -104,6 +106,16 @@ def _account(home: Home, leg: KnownLeg, tickets: list[Ticket], steps: Mapping[in
         wiped=(record.verdict in _WITH_RECEIPT and record.outcome != Outcome.RESIDUE) if ended else None,
         usd=_cost(home, leg),
     )
+
+
+def _ended(home: Home, leg: KnownLeg) -> RunRecord:
+    """Return a leg's record; of one that was given up, and whose receipt came later, with the end that this has."""
+    record, folder = leg.record, leg.folder
+    if record.phase is not Phase.ENDED or record.verdict in _WITH_RECEIPT or not is_there(folder.receipt):
+        return record
+    found = conclude_run(folder, None, owner_signing=read_public(home.owner_public).signing)
+    code = None if found.code is None else found.code.value
+    return replace(record, outcome=found.outcome.value, code=code, verdict=found.verdict)
 
 
 def _cost(home: Home, leg: KnownLeg) -> str | None:

@@ -40,6 +40,11 @@ class WalkedLeg:
     rewind: bool
 
     @property
+    def whole(self) -> bool:
+        """Whether every machine left a receipt, be it after the leg was abandoned."""
+        return bool(self.machines) and len(self.machines) == self.machines[0].machines
+
+    @property
     def last(self) -> Ticket | None:
         """Its last checkpoint."""
         return self.tickets[-1] if self.tickets else None

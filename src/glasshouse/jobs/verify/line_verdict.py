@@ -28,11 +28,10 @@ class LineVerdict:
     @property
     def status(self) -> Status:
         """What the weakest receipt is worth, and how the last leg ended."""
-        if not self.last.machines or any(one.status is Status.INCOMPLETE for leg in self.legs for one in leg.machines):
+        if not self.last.whole or any(one.status is Status.INCOMPLETE for leg in self.legs for one in leg.machines):
             return Status.INCOMPLETE
-        if self.last.abandoned is not None or any(one.status is not Status.GOOD for one in self.last.machines):
-            return Status.NOT_COMPLETED
-        return Status.GOOD
+        good = all(one.status is Status.GOOD for one in self.last.machines)
+        return Status.GOOD if good else Status.NOT_COMPLETED
 
     @property
     def not_wiped(self) -> tuple[int, ...]:
@@ -50,7 +49,7 @@ class LineVerdict:
         if self.status is Status.INCOMPLETE:
             return ExitCode.INCOMPLETE
         worst = [one for one in self.last.machines if one.outcome is not Outcome.COMPLETED]
-        return worst[0].exit_code if worst else ExitCode.DONE if self.status is Status.GOOD else ExitCode.RUN_FAILED
+        return worst[0].exit_code if worst else ExitCode.DONE
 
     @property
     def sentence(self) -> str:
@@ -87,7 +86,7 @@ class LineVerdict:
 
 def is_wiped(leg: WalkedLeg) -> bool:
     """Return whether receipts show that every machine of a leg ended by wiping itself."""
-    return leg.abandoned is None and all(one.outcome is not Outcome.RESIDUE for one in leg.machines)
+    return leg.whole and all(one.outcome is not Outcome.RESIDUE for one in leg.machines)
 
 
 def leg_words(leg: WalkedLeg) -> str:
@@ -98,11 +97,12 @@ def leg_words(leg: WalkedLeg) -> str:
     back = ", an older one by its owner's order" if leg.rewind else ""
     begun = "the beginning" if not leg.seq else f"checkpoint {leg.seq}{_at(leg.step)}{back}"
     last = "" if leg.last is None else f", left checkpoint {leg.last.seq}{_at(leg.last.step)}"
-    if leg.abandoned is not None:
-        ended = f"abandoned: {_WHY[leg.abandoned.why]}; its wiping is NOT SHOWN"
+    why = "" if leg.abandoned is None else f"abandoned: {_WHY[leg.abandoned.why]}; "
+    if leg.whole:
+        ends = " and ".join(dict.fromkeys(one.outcome.value for one in leg.machines))
+        ended = f"{why}{ends}; " + ("wiped, by its receipt" if is_wiped(leg) else "something was FOUND after it")
     else:
-        ends = dict.fromkeys(one.outcome.value for one in leg.machines)
-        ended = " and ".join(ends) + ("; wiped, by its receipt" if is_wiped(leg) else "; something was FOUND after it")
+        ended = f"{why}its wiping is NOT SHOWN"
     return f"{where}: from {begun}{last}; {ended}"
 
 
