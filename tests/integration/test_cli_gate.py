@@ -18,7 +18,8 @@ import pytest
 
 from glasshouse.errors import Code, ExitCode
 from glasshouse.providers.serve.runs import Runs
-from simulators.command_line import Answer, Shell
+from simulators.command_line import SCRIPT, Answer, Shell
+from simulators.line_user import add_checkpoints, kill_runtime, wait_for_checkpoint
 from tools.ports import free_port
 from tools.sshd import needs_sshd, serving_ssh
 from tools.waiting import wait_for
@@ -115,6 +116,27 @@ def test_a_run_whose_gate_stays_ends_as_any_other(shell: Shell, ended: Answer) -
     run = ended.object["run_id"]
     assert shell.ask("verify", run).code == ExitCode.DONE
     assert shell.ask("fetch", run, "-o", "outputs").code == ExitCode.DONE
+
+
+def test_a_detached_run_that_is_lost_goes_on_at_its_gate(shell: Shell, keeper: Keeper) -> None:
+    known = shell.known()
+    add_checkpoints(shell, shell.job("kept", "60"))
+    placed = shell.ask("run", "kept.toml", "--gate", "small", "--detach", "--json").object
+    (shell.folder / "train.py").write_text(SCRIPT)  # of the other stories; this one has sealed its own
+    run = str(shell.wait_until_running(known)["run_id"])
+    wait_for_checkpoint(shell, run)
+    kill_runtime(shell, run)
+    assert shell.ask("attach", placed["run_id"], "--json").object["outcome"] == "lost"
+    again = shell.ask("resume", run, "--detach", "--json")
+    assert again.code == ExitCode.DONE, again.err
+    ended = shell.ask("attach", again.object["run_id"], "--json")
+    assert ended.code == ExitCode.DONE, ended.out + ended.err
+    assert [leg["outcome"] for leg in ended.object["line"]["legs"]] == ["lost", "completed"]
+    # Its supervisor had no key of the owner's to ask the gate with what became of the first machine; who fetches has.
+    assert "glasshouse fetch RUN" in shell.ask("verify", ended.object["run_id"]).err
+    assert shell.ask("fetch", ended.object["run_id"], "-o", "kept").code == ExitCode.DONE
+    verified = shell.ask("verify", ended.object["run_id"], "--json")
+    assert (verified.code, verified.object["not_wiped"]) == (ExitCode.DONE, [1]), verified.out
 
 
 def test_a_gate_that_restarts_in_the_middle_of_a_run_is_found_again(shell: Shell, keeper: Keeper) -> None:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasshouse.errors import Code, GlasshouseError, PeerError, UsageError
+from glasshouse.jobs.gates.known_gates import GateBroker
 from glasshouse.jobs.owner.home import Home, is_there
 from glasshouse.jobs.owner.owner_identity import Identity, read_public
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.jobs.places.rented_machine import RentalListener, return_left
 from glasshouse.jobs.results import collect
 from glasshouse.jobs.supervise.control import RunLook, concluded, end_supervisor, look, require_ended, settle
+from glasshouse.jobs.supervise.line_watch import note_line
 from glasshouse.jobs.verify.conclusion import INVALID
 from glasshouse.jobs.verify.download import forget_stored, is_whole, take_stored
 from glasshouse.wire.crypto import SigningKey
@@ -64,6 +66,7 @@ def fetch_run(
         UsageError: it has not ended, there is no such machine, or a file exists already.
         PackageError: a sealed output is not as the receipt names it.
         PeerError: the gate cannot be reached.
+        VerificationError: `line-forked`: it counted two checkpoints as one number of the run's line.
     """
     found = look(run, home)
     identity, taken = None, False
@@ -81,6 +84,7 @@ def fetch_run(
     outputs = collect.fetch(folder, receipt, sealing=identity.sealing, out=out, force=replace, hidden=hidden)
     with contextlib.suppress(GlasshouseError):  # otherwise what it stores of the run expires
         forget_stored(home, folder, identity.signing)
+    _note_line(found, home, identity.signing)
     if taken:
         return_left(listener, home, found.folder)
     return Fetched(
@@ -91,6 +95,13 @@ def fetch_run(
         assurance=receipt.assurance.value if receipt.assurance else None,
         from_gate=taken,
     )
+
+
+def _note_line(found: RunLook, home: Home, owner: SigningKey) -> None:
+    """Keep what a gate that stays shows of the run's line: a supervisor without the owner's key could not ask it."""
+    if found.record.gate is not None:
+        with contextlib.suppress(UsageError):  # one that has no name here any more
+            note_line(found.folder, home, GateBroker(home, found.record.gate, owner))
 
 
 def _is_lacking(found: RunLook, home: Home, *, asked: bool) -> bool:

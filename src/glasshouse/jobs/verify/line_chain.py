@@ -24,6 +24,7 @@ from glasshouse.wire.lines.statements import LegAbandoned, ResumeOrder, Ticket
 
 # Of a leg before which its gate was put back from a backup: it does not know the holder.
 _FORGOTTEN = "0" * 32
+_ASK = "its gate has it: glasshouse fetch RUN -o DIR asks for it with your key"
 Document = TypeVar("Document", LegAbandoned, ResumeOrder, Ticket)
 
 
@@ -155,6 +156,7 @@ class _Walker:
                 raise VerificationError(
                     Code.CHAIN_INCOMPLETE,
                     f"leg {number} left no receipt{named} that is known here, and no word of its gate that it is over",
+                    hint=_ASK,
                 )
             if self._machines > 1:
                 check_group([one.chain for one in machines])
@@ -245,7 +247,9 @@ class _Walker:
                 continue
             if line.last.seq not in by_seq:
                 raise VerificationError(
-                    Code.CHAIN_INCOMPLETE, f"the ticket of checkpoint {line.last.seq}, of leg {number}, is not here"
+                    Code.CHAIN_INCOMPLETE,
+                    f"the ticket of checkpoint {line.last.seq}, of leg {number}, is not here",
+                    hint=_ASK,
                 )
             if by_seq[line.last.seq] != line.last.digest:
                 raise _forked(f"two checkpoints were counted as number {line.last.seq}")
