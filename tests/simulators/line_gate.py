@@ -16,7 +16,7 @@ from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.group import Group
 from glasshouse.wire.lines.line_start import LineStart
-from glasshouse.wire.lines.statements import LegLost, Ticket
+from glasshouse.wire.lines.statements import LegAbandoned, LegLost, Ticket
 
 LINE = bytes(range(32))
 NOW_S = 1_900_000_000
@@ -92,6 +92,9 @@ class LineGate:
         assert self.view is not None
         self.view = replace(self.view, leg=max(said.leg, self.view.leg), over="lost")
         return self.view
+
+    def signed(self, said: LegAbandoned) -> Envelope:
+        return said.sign(self._key)
 
     def stands(self, **changes: Any) -> LineView:
         """Change how the line stands, from a first leg that goes on and has counted nothing."""

@@ -22,13 +22,14 @@ from glasshouse.jobs.lines.resuming import resume, run_through
 from glasshouse.jobs.owner.home import Home, write_state
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.supervise import line_watch
 from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.jobs.supervise.prepare import prepare
 from glasshouse.jobs.supervise.run_request import Listener, RunRequest
 from glasshouse.jobs.supervise.supervision import Ended
 from glasshouse.jobs.verify.conclusion import Conclusion
 from glasshouse.wire.crypto import SigningKey
-from glasshouse.wire.lines.statements import ResumeOrder
+from glasshouse.wire.lines.statements import LegAbandoned, ResumeOrder
 from glasshouse.wire.states import Outcome
 from simulators.line_gate import LINE, NOW_S, LineGate, checkpoint
 
@@ -218,6 +219,39 @@ def test_a_gate_that_lost_the_line_is_told_apart_from_one_that_refuses(owner: Ow
     with pytest.raises(UsageError, match="has no line") as caught:
         owner.plan()
     assert caught.value.code is Code.RUN_UNKNOWN
+
+
+def test_a_machine_is_lost_when_its_gate_has_not_heard_of_it_for_its_lease(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_watch, "_ASK_S", 0.0)
+    gate: Any = owner.gate
+    silent = line_watch.silence(owner.run, owner.home, gate)
+    assert not silent(), "its gate hears of it: only its owner does not"
+    for over, leg, is_lost in (("lease", 1, True), ("lost", 1, False), ("lease", 2, False)):
+        owner.gate.stands(over=over, leg=leg)
+        assert silent() is is_lost
+    record = PackageRecord.load(owner.home, owner.run.load().package_id, workload="script")
+    replace(record, deployment=replace(record.deployment, retries=0)).save(owner.home)
+    owner.gate.stands(over="lease", leg=1)
+    assert not line_watch.silence(owner.run, owner.home, gate)(), "where none is replaced, it is waited for"
+
+
+def test_a_gate_that_forgot_a_leg_says_so_of_it_and_that_is_kept(owner: Owner) -> None:
+    said = LegAbandoned(
+        deployment="d" * 32,
+        evidence=(),
+        leg=1,
+        line=LINE,
+        manifest_sha256=owner.gate.manifest.sha256,
+        run_ids=(),
+        seq=0,
+        time_us=1,
+        why="lost",
+    )
+    view = owner.gate.stands(abandoned=(owner.gate.signed(said),))
+    keep(owner.home, view, gate=owner.gate.public)
+    assert LineNotes(owner.run).abandoned == view.abandoned[0]
 
 
 class Places(Listener):

@@ -465,6 +465,31 @@ def test_a_machine_that_was_given_back_and_goes_on_to_answer_is_not_followed(
     assert ended.record.outcome == "lost"
 
 
+def test_a_machine_that_cannot_be_reached_and_whose_lease_has_passed_is_not_waited_for(
+    world: OwnersWorld, folder: RunFolder
+) -> None:
+    folder.update(created_us=time.time_ns() // 1000)
+    looks: list[int] = []
+
+    def away() -> int | None:
+        looks.append(1)
+        machine.problem = "" if len(looks) == 1 else "no route"
+        return None
+
+    machine = Machine(iter(lambda: away, None))
+    ended = supervision.supervise(
+        folder,
+        b"launch",
+        home=world.home,
+        place=lambda _name: machine,
+        broker=NoBroker(world.home),
+        watcher=Watching(),
+        interrupts=Interrupts(),
+        silent=lambda: len(looks) > 3,  # asked of one that cannot be reached alone
+    )
+    assert (ended.conclusion.outcome, ended.asked, len(looks)) == (Outcome.LOST, False, 4)
+
+
 def test_a_rented_machine_that_a_person_leaves_is_said_to_cost_on(
     world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
