@@ -48,6 +48,7 @@ class StoreAndGate:
         self.store, self.broker = SigningKey.generate(), SigningKey.generate()
         self.parts: dict[int, bytes] = {}
         self._digests: dict[int, bytes] = {}
+        self._attempts: dict[int, int] = {}
         self.tickets: list[Ticket] = []
         self.asked: list[str] = []
         self.bodies: list[bytes] = []
@@ -76,7 +77,8 @@ class StoreAndGate:
             claim = PartClaim.from_envelope(piece.claim, self.machines[run_id])
             if self._digests.get(claim.rank) != claim.sha256:  # begun with another: it is begun again
                 self.parts.pop(claim.rank, None)
-            self._digests[claim.rank] = claim.sha256
+                assert claim.attempt > self._attempts.get(claim.rank, 0)
+            self._digests[claim.rank], self._attempts[claim.rank] = claim.sha256, claim.attempt
             have = self.parts.get(claim.rank, b"")
             if piece.start == len(have):
                 have = self.parts[claim.rank] = have + piece.data

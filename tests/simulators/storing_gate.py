@@ -96,7 +96,7 @@ class Holder:
         self.evidence = machine.actor.evidence
         claims = machine.actor.launch.claims()
         self.run_id, self.group = claims.run_id, claims.group or Group(id=bytes(32), machines=1, machine=0, ranks=1)
-        self.seq, self.head = start.next_seq - 1, start.checkpoint
+        self.seq, self.head, self.attempt = start.next_seq - 1, start.checkpoint, 1
 
     @property
     def place(self) -> Place:
@@ -128,6 +128,7 @@ class Holder:
     def claim(self, row: PartRow, rank: int = 0, **changes: Any) -> PartClaim:
         """Return the claim of a part."""
         made = PartClaim(
+            attempt=self.attempt,
             bytes=row.bytes,
             leg=self.start.leg,
             line=self.start.id,

@@ -41,7 +41,7 @@ DOCUMENTS: tuple[tuple[str, SigningKey, dict[str, Any], tuple[str, ...]], ...] =
     (
         "checkpoint-part",
         EVIDENCE,
-        LEG | {"bytes": 5000, "rank": 0, "run_id": RUN_ID, "seq": 5, "sha256": "22" * 32},
+        LEG | {"attempt": 3, "bytes": 5000, "rank": 0, "run_id": RUN_ID, "seq": 5, "sha256": "22" * 32},
         (),
     ),
     ("checkpoint-header", EVIDENCE, header_of(ROW), ("previous",)),
@@ -76,7 +76,7 @@ DOCUMENTS: tuple[tuple[str, SigningKey, dict[str, Any], tuple[str, ...]], ...] =
 )
 # A value out of its range, or of another form, of each.
 SPOILED: dict[str, tuple[tuple[str, Any], ...]] = {
-    "checkpoint-part": (("bytes", 0), ("rank", 1024), ("seq", 0)),
+    "checkpoint-part": (("attempt", 0), ("bytes", 0), ("rank", 1024), ("seq", 0)),
     "checkpoint-header": (("parts", [ROW, ROW]), ("machines", 65)),
     "checkpoint-stored": (("leg", 0), ("seq", 0)),
     "checkpoint": (("stored", None), ("leg", 1_000_001)),

@@ -90,6 +90,7 @@ class Leg:
     def put(self, sealed: Sealed, *, line: bytes | None = None, data: bytes | None = None, rank: int = 0) -> Reply:
         """Send the part; of `data`, a changed one."""
         claim = PartClaim(
+            attempt=1,
             bytes=len(sealed.part),
             leg=sealed.header.leg,
             line=line or sealed.header.line,

@@ -58,7 +58,7 @@ def checkpoints(gate: StoringGate) -> list[str]:
     """Return the checkpoints that are there whole, and have all of their parts, as leg-number."""
     names = gate.files()
     headers = [name.removesuffix(".header") for name in names if name.endswith(".header")]
-    assert {name.rsplit("-", 2)[0] for name in names if name.count("-") == 3} >= set(headers)
+    assert {name.rsplit("-", 3)[0] for name in names if name.count("-") == 4} >= set(headers)
     return headers
 
 
@@ -363,13 +363,35 @@ def test_a_checkpoint_that_its_leg_gave_up_leaves_nothing_of_itself_in_the_next(
 ) -> None:
     leg = first_leg(gate, owner)
     given_up = leg.checkpoint(content=b"first")
+    leg.attempt = 2
     part, sealed = leg.seal(content=b"second")
     assert answer(leg.piece(leg.claim(sealed.row), part[:PIECE])) == {"bytes": PIECE, "whole": False}
     assert gate.memory.header(leg.start.id, given_up.digest) is None, "its part was begun again"
     assert refused(leg.state(given_up)) is Code.CHECKPOINT_INCOMPLETE
     assert refused(leg.count(given_up)) is Code.CHECKPOINT_INCOMPLETE, "nothing is counted that is not there"
+    leg.attempt = 3
     leg.counted(content=b"third")
     assert len(gate.files()) == 2
+
+
+@pytest.mark.parametrize("arrived", [True, False], ids=["that arrived", "that was held back"])
+def test_a_recorded_piece_of_a_part_that_was_given_up_harms_nothing_that_came_after_it(
+    gate: StoringGate, owner: LineOwner, arrived: bool
+) -> None:
+    leg = first_leg(gate, owner)
+    part, sealed = leg.seal(content=b"given up")
+    recorded = leg.claim(sealed.row)
+    if arrived:
+        leg.piece(recorded, part[:PIECE])
+    leg.attempt = 2
+    header = leg.checkpoint(content=b"in its place")
+    for _ in range(2):
+        assert refused(leg.piece(recorded, part[:PIECE])) is Code.CHECKPOINT_STALE
+        assert refused(leg.piece(recorded, b"")) is Code.CHECKPOINT_STALE
+        assert gate.memory.header(leg.start.id, header.digest) == header
+        gate.again()
+    assert leg.count(header).status == 200
+    assert next_leg(gate, owner, leg).fetch() == header.encode()
 
 
 def test_a_checkpoint_that_was_counted_is_not_begun_again(gate: StoringGate, owner: LineOwner) -> None:

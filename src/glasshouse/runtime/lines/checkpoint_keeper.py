@@ -90,11 +90,12 @@ class CheckpointKeeper:
         self._settled, self._trouble, self._patience_s = settled, trouble, patience_s
         self._call: BrokerCall | None = None
         self._timers: dict[str, Timer] = {}
-        self._ending = False
+        self._ending, self._attempt = False, 0
         self._reset()
 
     def _reset(self) -> None:
         self.close()
+        self._attempt += 1  # a recording of what was given up takes the place of nothing that came after it
         self._uploads: list[_Upload] = []
         self._whole = 0  # how many of them the store has whole
         self._place: Place | None = None  # once this machine's parts are all there
@@ -113,6 +114,7 @@ class CheckpointKeeper:
         """Have a sealed part kept."""
         terms = self._terms
         claim = PartClaim(
+            attempt=self._attempt,
             bytes=row.bytes,
             leg=terms.start.leg,
             line=terms.start.id,

@@ -52,6 +52,7 @@ class _OfLine(dsse.Signed, max_bytes=MAX_STATEMENT_BYTES, max_elements=128):
 class PartClaim(_OfLine, name="part claim", payload_type=PART_TYPE):
     """A part that a machine seals; signed by its evidence key."""
 
+    attempt: Annotated[int, integer(1)]  # greater than in every part before that the machine gave up
     bytes: Annotated[int, integer(1)]  # of the sealed part
     rank: Annotated[int, integer(0, MAX_WORLD - 1)]
     run_id: Id  # of the machine

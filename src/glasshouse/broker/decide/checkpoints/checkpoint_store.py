@@ -164,7 +164,8 @@ class CheckpointStore:
     def _take(self, claim: PartClaim, piece: PartPiece, leg: Leg) -> ApiAnswer:
         self._check_newest(leg)
         self._check_next(leg, claim.seq)
-        path = self.memory.part_path(claim.line, leg=claim.leg, seq=claim.seq, rank=claim.rank, sha256=claim.sha256)
+        self._parts.check_attempt(claim)
+        path = self.memory.part_path(claim)
         known = self._parts.known(claim)
         if known is None:
             if path.is_file():
@@ -179,8 +180,7 @@ class CheckpointStore:
         self._check_newest(leg)
         self._check_next(leg, header.seq)
         for rank, row in enumerate(header.parts):
-            path = self.memory.part_path(header.line, leg=header.leg, seq=header.seq, rank=rank, sha256=row.sha256)
-            found = _front_of(path, row)
+            found = _front_of(self.memory.part_of(header, rank), row)
             try:
                 header.check_part(found)
             except PackageError as error:
@@ -202,10 +202,7 @@ class CheckpointStore:
             )
         path = self.memory.header_path(request.line, leg=header.leg, seq=header.seq)
         if request.rank != HEADER_RANK:
-            row = header.parts[request.rank]
-            path = self.memory.part_path(
-                request.line, leg=header.leg, seq=header.seq, rank=request.rank, sha256=row.sha256
-            )
+            path = self.memory.part_of(header, request.rank)
         try:
             with path.open("rb") as file:
                 size, data = os.fstat(file.fileno()).st_size, os.pread(file.fileno(), MAX_DATA_BYTES, request.start)

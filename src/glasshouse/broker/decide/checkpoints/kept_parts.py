@@ -15,7 +15,7 @@ from glasshouse.broker.decide.checkpoints.line_folders import LineFolders
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import legs, lines, releases
 from glasshouse.broker.store.uploads import KEPT_US, StoreSpace, Upload, Uploads, counted_bytes
-from glasshouse.errors import FormatError
+from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.wire.lines.checkpoint import MAX_WORLD
 from glasshouse.wire.lines.statements import PartClaim
 from glasshouse.wire.states import Outcome
@@ -47,10 +47,12 @@ class KeptParts:
         self.folders = LineFolders(space.folder / "lines", lambda line: space.executor.submit(self._sweep, line))
         self._uploads: Uploads[_Key] = Uploads(_MOST_PARTIAL)
         self._counted: dict[bytes, dict[Path, int]] = {}  # of each line, what counts to its owner's share
+        self._attempts: dict[_Key, int] = {}  # the greatest that was begun
         for line in self.folders.lines():
             self.folders.remove_drafts(line)
             for part in self.folders.parts(line):
                 self._count(line, part.path, part.bytes)
+                self._attempts[line, part.leg, part.seq, part.rank] = part.attempt
             self._sweep(line)
         self._sweep_old()
 
@@ -61,6 +63,11 @@ class KeptParts:
     def known(self, claim: PartClaim) -> Upload | None:
         """Return the part that was claimed, if it is on its way."""
         return self._uploads.matching(_key_of(claim), sha256=claim.sha256, size=claim.bytes)
+
+    def check_attempt(self, claim: PartClaim) -> None:
+        """Refuse what its machine gave up, as a recording of it; raises `RefusedError`, `checkpoint-stale`."""
+        if claim.attempt < self._attempts.get(_key_of(claim), 0):
+            raise RefusedError(Code.CHECKPOINT_STALE, "a part that its machine gave up for another")
 
     def begin(self, claim: PartClaim, owner: bytes, path: Path) -> Upload:
         """Reserve what a part takes, in the place of what was here of the same rank's.
@@ -81,6 +88,7 @@ class KeptParts:
         self._broker.database.read(lambda connection: self._space.check(connection, owner, counted_bytes(claim.bytes)))
         self._count(claim.line, path, claim.bytes)
         # Before anything is written: what is reserved can be dropped.
+        self._attempts[key] = claim.attempt
         self._uploads[key] = Upload(path=path, owner=owner, sha256=claim.sha256, size=claim.bytes)
         return self._uploads[key]
 
@@ -124,6 +132,8 @@ class KeptParts:
                 self.folders.drop_header(line, leg=header.leg, seq=header.seq)
         for key in [key for key in self._uploads if key[0] == line and goes(key[1], key[2])]:
             self._give_up(key)
+        for key in [key for key in self._attempts if key[0] == line and goes(key[1], key[2])]:
+            del self._attempts[key]
         for part in list(self.folders.parts(line)):
             if goes(part.leg, part.seq):
                 self._drop(line, part.path)

@@ -23,12 +23,12 @@ from glasshouse.broker.store.uploads import writing
 from glasshouse.errors import Code, FormatError, RefusedError, UsageError
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.lines.checkpoint import CheckpointHeader
-from glasshouse.wire.lines.statements import MAX_STATEMENT_BYTES, Ticket
+from glasshouse.wire.lines.statements import MAX_STATEMENT_BYTES, PartClaim, Ticket
 from glasshouse.wire.record import LEFT_OUT, Id, Record, octets
 
 _NOTE = "newest.json"
 _LINE = re.compile(r"[0-9a-f]{64}")
-_PART = re.compile(r"([0-9]+)-([0-9]+)-([0-9]+)-([0-9a-f]{64})")
+_PART = re.compile(r"([0-9]+)-([0-9]+)-([0-9]+)-([0-9]+)-[0-9a-f]{64}")
 _HEADER = re.compile(r"([0-9]+)-([0-9]+)\.header")
 _MAX_NOTE_BYTES = 4 * MAX_STATEMENT_BYTES
 
@@ -61,6 +61,7 @@ class WholePart:
     leg: int
     seq: int
     rank: int
+    attempt: int
     bytes: int
 
 
@@ -128,15 +129,23 @@ class LineFolders:
         """Return the folder of a line."""
         return self._folder / line.hex()
 
-    def part_path(self, line: bytes, *, leg: int, seq: int, rank: int, sha256: bytes) -> Path:
+    def part_path(self, claim: PartClaim) -> Path:
         """Return where a part lies once it is whole."""
-        return self.path(line) / f"{leg}-{seq}-{rank}-{sha256.hex()}"
+        name = f"{claim.leg}-{claim.seq}-{claim.rank}-{claim.attempt}-{claim.sha256.hex()}"
+        return self.path(claim.line) / name
+
+    def part_of(self, header: CheckpointHeader, rank: int) -> Path:
+        """Return where a rank's part of a checkpoint lies; raises `RefusedError`, `checkpoint-incomplete`."""
+        name = f"{header.leg}-{header.seq}-{rank}-*-{header.parts[rank].sha256.hex()}"
+        for path in self.path(header.line).glob(name):
+            return path
+        raise RefusedError(Code.CHECKPOINT_INCOMPLETE, "a part of this checkpoint is not here whole")
 
     def parts(self, line: bytes) -> Iterator[WholePart]:
         """Yield the parts that are here whole."""
         for path, match in self._files(line, _PART):
-            leg, seq, rank = (int(match[group]) for group in (1, 2, 3))
-            yield WholePart(path=path, leg=leg, seq=seq, rank=rank, bytes=path.lstat().st_size)
+            leg, seq, rank, attempt = map(int, match.groups())
+            yield WholePart(path=path, leg=leg, seq=seq, rank=rank, attempt=attempt, bytes=path.lstat().st_size)
 
     def header_path(self, line: bytes, *, leg: int, seq: int) -> Path:
         """Return where the header of a checkpoint lies."""
