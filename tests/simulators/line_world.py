@@ -299,6 +299,16 @@ def _gate_put_back() -> Line:
     return line
 
 
+def _holder_noted() -> Line:
+    """A gate that had forgotten leg 2, and that its store's note told the holder of."""
+    line = Line()
+    line.leg((1,), **STOPPED)
+    lost = line.leg((), abandoned="lost")
+    line.change(2, abandoned=line.abandoned(lost, "lost", run_ids=()))
+    line.leg(())
+    return line
+
+
 def _two_ranks() -> Line:
     line = Line()
     line.leg((1,), **STOPPED)
@@ -319,6 +329,8 @@ LINE_STORIES = [
     LineStory("one leg", None, _completed_first, "one-leg"),
     LineStory("a rewind that its owner ordered", None, rewound_line, "rewind"),
     LineStory("a gate that was put back from a backup of before leg 2", None, _gate_put_back, "gate-put-back"),
+    LineStory("a gate that was put back from such a backup beside its store, whose note names the holder", None,
+              _holder_noted, "holder-noted"),
     LineStory("a receipt that came after its leg was abandoned", None,
               _with(lambda line: line.change(1, abandoned=line.abandoned(
                   LegWorld(leg=1), "lease", seq=2, digest=checkpoint(2)))), "receipt-came-late"),

@@ -376,7 +376,9 @@ def test_a_gate_that_is_put_back_goes_on_where_its_store_is(
     third = owner.leg(owner.next(first.line))
     assert third.opened(third.attest()).previous == later.key_id
     assert third.checkpoint().seq == 4
-    assert [one.leg for one in abandoned(owner, first.line)] == [1, 2]
+    stated = abandoned(owner, first.line)
+    assert [(one.leg, one.evidence) for one in stated] == [(1, (first.key_id,)), (2, (later.key_id,))]
+    assert stated[1].run_ids == (), "the store's note names the holder; its run is forgotten"
 
 
 def test_a_gate_that_is_put_back_whole_goes_on_where_its_owner_is(

@@ -143,7 +143,8 @@ class LegAbandoned(_OfLine, name="leg abandoned", max_bytes=64 * 1024, max_eleme
     """The gate's word that a leg is over without a receipt of each machine: its wiping is not shown."""
 
     deployment: Id
-    # Key id of each machine's evidence key; none at a gate that was put back from a backup of before that leg.
+    # Key id of each machine's evidence key; at a gate that was put back from a backup of before that leg, machine 0's
+    # where a note or a ticket names it, else none.
     evidence: Annotated[tuple[Id, ...], items(MAX_MACHINES)]
     manifest_sha256: Sha256
     run_ids: Annotated[tuple[Id, ...], items(MAX_MACHINES)]  # of each machine

@@ -239,11 +239,14 @@ def _state_abandoned(
         if leg in stated or left_receipts(rows, line):
             continue
         head = next((row["head"] for row in rows if row["machine"] == 0), None)
+        evidence = tuple(key_id(row["evidence_public"]) for row in rows)
+        if not rows and leg == line.leg and line.holder is not None:  # forgotten, and named by a note or a ticket
+            evidence = (line.holder,)
         statement = LegAbandoned(
             deployment=line.deployment,
             leg=leg,
             line=line.id,
-            evidence=tuple(key_id(row["evidence_public"]) for row in rows),
+            evidence=evidence,
             manifest_sha256=standing.record.manifest_sha256,
             run_ids=tuple(row["run_id"] for row in rows),
             seq=line.seq,
