@@ -75,6 +75,8 @@ class StoreAndGate:
             piece = PartPiece.parse(body)
             run_id = PartClaim.parse(piece.claim.payload).run_id
             claim = PartClaim.from_envelope(piece.claim, self.machines[run_id])
+            if claim.seq <= (self.tickets[-1].seq if self.tickets else 0):
+                raise RefusedError(Code.CHECKPOINT_STALE, "stale")
             if self._digests.get(claim.rank) != claim.sha256:  # begun with another: it is begun again
                 self.parts.pop(claim.rank, None)
                 assert claim.attempt > self._attempts.get(claim.rank, 0)

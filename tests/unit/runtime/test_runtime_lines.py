@@ -187,6 +187,41 @@ def test_silence_gives_a_checkpoint_up_but_not_one_that_may_be_counted(make: Mak
     assert bench.gate.asked.count(COUNT_PATH) == 31
 
 
+@pytest.mark.parametrize("code", [Code.OWNER_QUOTA, Code.CHECKPOINT_STALE, Code.CHECKPOINT_INCOMPLETE])
+def test_a_forged_refusal_of_a_count_does_not_end_the_checkpoints_of_a_leg(make: Make, code: Code) -> None:
+    bench = make(group=TWO_RANKS)
+
+    def save(step: int) -> None:
+        bench.clock_s += 60
+        before = len(bench.settled)
+        for rank in (0, 1):
+            bench.part(PLAIN, rank=rank, step=step)
+            bench.loop.sleep(0.05)  # what is refused is so while others come
+        bench.there(step=step)
+        bench.settle(before + 1)
+
+    def forged_once(path: str, answer: bytes) -> bytes | GlasshouseError:
+        if path != COUNT_PATH:
+            bench.gate.faults.append(forged_once)
+            return answer
+        return RefusedError(code, "any hop on the way can send one, although the gate has counted")
+
+    bench.gate.faults = [forged_once]
+    save(10)
+    (ticket,) = bench.gate.tickets
+    if code is Code.OWNER_QUOTA:
+        assert bench.settled == [(None, code)]
+        save(20)
+        assert bench.settled[1:] == [(ticket, Code.CHECKPOINT_STALE)]
+        assert bench.told[-1].items() >= {"refused": "checkpoint-stale", "previous": ticket.digest.hex()}.items()
+    else:
+        assert bench.settled == [(ticket, None)]
+    assert bench.told[-1]["seq"] == 2
+    save(30)
+    assert bench.settled[-1] == (bench.gate.tickets[1], None)
+    assert bench.gate.tickets[1].previous == ticket.digest
+
+
 def test_at_the_end_the_machine_waits_for_the_one_on_its_way_and_not_for_ever(make: Make) -> None:
     bench = make()
     bench.gate.faults = [away] * 5

@@ -4,7 +4,8 @@ Laws: one request is in flight at a time; silence is tried again with the same b
 lost is asked for again; nothing counts but a statement signed by the store's key and a ticket signed by the pinned
 broker key, each equal to what was asked for. What a gate refuses, or what makes no progress for the length of the
 lease, is given up and training goes on; a checkpoint that the gate was asked to count is not given up on silence, for
-it may be counted. A leg that was superseded ends the run. Source: spec/checkpoints.md sections 4 and 5.
+it may be counted, and so it may where a refusal came: any hop on the way can send one. Where its number is stale later,
+its ticket is asked for once more. A leg that was superseded ends the run. Source: spec/checkpoints.md sections 4 and 5.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class CheckpointKeeper:
 
     Args:
         settled: called with each checkpoint whose parts were all there: with its ticket and header, or with why it was
-            given up; on a machine other than 0 with neither, once its parts are in the store.
+            given up, or with that and the ticket and header of one whose refusal was forged; on a machine other than 0
+            with neither, once its parts are in the store.
         trouble: called with the code of each kind of trouble, once per kind and checkpoint.
         patience_s: after so long without progress a checkpoint is given up.
     """
@@ -91,6 +93,7 @@ class CheckpointKeeper:
         self._call: BrokerCall | None = None
         self._timers: dict[str, Timer] = {}
         self._ending, self._attempt = False, 0
+        self._asked: tuple[CheckpointMessage, CheckpointHeader] | None = None  # to be counted, and no ticket came
         self._reset()
 
     def _reset(self) -> None:
@@ -102,6 +105,8 @@ class CheckpointKeeper:
         self._header: CheckpointHeader | None = None  # then, on machine 0
         self._message: CheckpointMessage | None = None  # once the store has it all
         self._given_up: Code | None = None
+        self._again = False  # whether `_asked` is asked for before anything else
+        self._counted: tuple[Ticket, CheckpointHeader] | None = None  # which that was
         self._retry_s, self._repairs = _FIRST_RETRY_S, _REPAIRS
         self._met: set[Code] = set()
 
@@ -130,7 +135,7 @@ class CheckpointKeeper:
         """Have a checkpoint counted whose parts are in the store or on their way."""
         self._place = place
         if self._given_up is not None:
-            self._settle(None, self._given_up)
+            self._settle(self._counted, self._given_up)
             return
         if self._terms.leads:
             parts = tuple(row for _, row in sorted(rows.items()))
@@ -144,7 +149,7 @@ class CheckpointKeeper:
         for upload in self._uploads:
             remove(upload.path)
         if self._place is not None:
-            self._settle(None, why)
+            self._settle(self._counted, why)
 
     def finish(self, within_s: float) -> None:
         """Wait for the checkpoint on its way, as long as it makes progress at least every `within_s`."""
@@ -169,7 +174,9 @@ class CheckpointKeeper:
             return
         self._cancel("retry")
         key = self._terms.evidence_key
-        if self._whole < len(self._uploads):
+        if self._again and self._asked is not None:
+            self._count(*self._asked)
+        elif self._whole < len(self._uploads):
             upload = self._uploads[self._whole]
             self._post(PART_PATH, upload.body(), partial(self._take_piece, upload))
         elif self._place is None:
@@ -180,7 +187,12 @@ class CheckpointKeeper:
             signed = dsse.sign(HEADER_TYPE, self._header.encode(), [key]).encode()
             self._post(HEADER_PATH, signed, partial(self._take_stored, self._header))
         else:
-            self._post(COUNT_PATH, self._message.sign(key).encode(), partial(self._take_ticket, self._message))
+            self._count(self._message, self._header)
+
+    def _count(self, message: CheckpointMessage, header: CheckpointHeader) -> None:
+        self._asked = message, header
+        body = message.sign(self._terms.evidence_key).encode()
+        self._post(COUNT_PATH, body, partial(self._take_ticket, message, header))
 
     def _post(self, path: str, body: bytes, take: Callable[[bytes], None]) -> None:
         self._guard()
@@ -203,7 +215,11 @@ class CheckpointKeeper:
             self._met.add(error.code)
             self._trouble(error.code)
         if isinstance(error, RefusedError):
-            if error.code not in _AGAIN or not self._repairs:
+            if error.code is Code.CHECKPOINT_STALE and self._asked is not None and not self._again:
+                self._again = True  # what gave its number away may have been forged
+                self._send()
+                return
+            if error.code not in _AGAIN or not self._repairs or self._again:
                 self.give_up(error.code)
                 return
             # Another machine's part may be on its way for long; what is damaged here is so a few times at most.
@@ -253,22 +269,19 @@ class CheckpointKeeper:
         )
         self._cancel("patience")
 
-    def _take_ticket(self, message: CheckpointMessage, answer: bytes) -> None:
-        terms, header = self._terms, self._header
+    def _take_ticket(self, message: CheckpointMessage, header: CheckpointHeader, answer: bytes) -> None:
+        terms = self._terms
         ticket = _signed(Ticket, answer, terms.broker_public)
         same = ("deployment", "digest", "leg", "line", "previous", "run_id", "seq", "step")
         wrong = [name for name in same if getattr(ticket, name) != getattr(message, name)]
-        if (
-            header is None
-            or wrong
-            or (ticket.holder, ticket.manifest_sha256)
-            != (
-                terms.evidence_key.key_id,
-                terms.manifest_sha256,
-            )
-        ):
+        if wrong or (ticket.holder, ticket.manifest_sha256) != (terms.evidence_key.key_id, terms.manifest_sha256):
             raise PeerError(Code.BROKER_PROTOCOL, "the gate's ticket is for another checkpoint")
-        self._settle((ticket, header), None)
+        self._asked, self._again = None, False
+        if header is self._header:
+            self._settle((ticket, header), None)
+        else:  # what comes has a number that was counted, and goes
+            self._counted = ticket, header
+            self.give_up(Code.CHECKPOINT_STALE)
 
     def _guard(self) -> None:
         """Give up after so long without progress; what the gate was asked to count only at the end."""
