@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import update
@@ -445,6 +446,32 @@ def test_an_owner_s_checkpoints_take_no_more_than_their_share_and_a_full_disk_is
     gate.again()
     assert gate.space.checkpoints.total() == 3 * LEAST_BYTES, "counted again from what is on the disk"
     gate.close()
+
+
+def test_a_machine_that_announces_more_than_the_disk_has_fills_no_disk_of_its_owner(
+    gate: StoringGate, owner: LineOwner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leg = first_leg(gate, owner, ranks=3)
+    rows = [leg.seal(rank)[1].row for rank in range(3)]
+    huge = leg.piece(leg.claim(replace(rows[0], bytes=1 << 50)), b"x")
+    assert refused(huge) is Code.DISK_FULL
+    assert "the disk of this gate's store has room for" in str(huge.problem())
+    assert gate.space.checkpoints.total() == 0, "nothing was reserved for it"
+    gib, blocks = 1 << 30, {"f_frsize": 4096, "f_blocks": 100 << 18}
+    disk = SimpleNamespace(f_bavail=50 << 18, **blocks)
+    monkeypatch.setattr("glasshouse.broker.store.uploads.os.statvfs", lambda _folder: disk)
+
+    def claimed(rank: int, size: int) -> int:
+        return leg.piece(leg.claim(replace(rows[rank], bytes=size), rank), b"x").status
+
+    assert claimed(0, 30 * gib) == 200
+    assert claimed(1, 16 * gib) != 200, "what was announced is on its way, and 5 % are left"
+    assert claimed(1, 15 * gib) == 200
+    assert claimed(2, gib) != 200
+    leg.attempt = 2
+    disk.f_bavail = gib // 4096
+    assert claimed(0, LEAST_BYTES) != 200, "the other is on its way"
+    assert claimed(1, LEAST_BYTES) == 200, "half of what is free may be taken always"
 
 
 def _no_room(*_: object) -> int:

@@ -54,6 +54,7 @@ class RunStore:
         self._database = broker.database
         self._folder = space.folder
         self._partial: Uploads[tuple[str, str]] = Uploads(MOST_PARTIAL)
+        space.coming.append(self._partial)
         self.executor = space.executor
         self._begin()
 

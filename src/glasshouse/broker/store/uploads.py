@@ -32,7 +32,8 @@ from glasshouse.errors import Code, FormatError, RefusedError, UsageError
 
 KEPT_US = 30 * 24 * 3600 * 1_000_000
 LEAST_BYTES = 64 * 1024  # a file counts as no less, so that the bound in bytes is one on their number too
-NO_LIMIT = 1 << 62
+NO_LIMIT = 1 << 62  # but that of the disk
+_LEFT_BYTES = 2 << 30  # of the disk, for all else that is on it
 _MARK = "gate.public"  # in the folder: the key of the gate whose store it is
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -44,6 +45,7 @@ class StoreSpace:
 
     Attributes:
         checkpoints: bytes of each owner's checkpoints, of which the database has no record.
+        coming: all files that are not whole, of which the disk has no record.
         executor: not the thread that decides: a disk that is slow to sync would hold up releases.
 
     Args:
@@ -62,6 +64,7 @@ class StoreSpace:
         self._held = _held(folder)
         self.folder = folder
         self.checkpoints: Counter[bytes] = Counter()
+        self.coming: list[Uploads[Any]] = []
         self._limit_bytes, self._share_bytes = limit_bytes, limit_bytes // max(1, owners)
         self.executor = ThreadPoolExecutor(1, "store")
 
@@ -71,7 +74,7 @@ class StoreSpace:
         self._held.close()
 
     def check(self, connection: Connection, owner: bytes, counted: int) -> None:
-        """Refuse what an owner has no room for; raises `RefusedError`, `owner-quota`."""
+        """Refuse what an owner, or the disk, has no room for; raises `RefusedError`, `owner-quota` or `disk-full`."""
         total = select(func.coalesce(func.sum(stored.c.counted), 0))
         theirs = connection.execute(total.where(stored.c.owner == owner)).scalar_one() + self.checkpoints[owner]
         everything = connection.execute(total).scalar_one() + self.checkpoints.total()
@@ -80,6 +83,19 @@ class StoreSpace:
                 Code.OWNER_QUOTA,
                 f"this gate stores {self._share_bytes} bytes of one owner, and has no room for this file beside theirs",
             )
+        # A machine on which its owner's job runs may announce what it likes: it fills no disk of theirs.
+        coming = sum(upload.size - upload.here for uploads in self.coming for upload in uploads.values())
+        room = _room(self.folder) - coming
+        if counted > room:
+            why = f"the disk of this gate's store has room for {max(0, room)} bytes more, and this file has {counted}"
+            raise RefusedError(Code.DISK_FULL, why)
+
+
+def _room(folder: Path) -> int:
+    """Return how many bytes of a disk may be taken; half of what is free always."""
+    found = os.statvfs(folder)
+    free, whole = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    return free - min(max(_LEFT_BYTES, whole // 20), free // 2)
 
 
 def counted_bytes(size: int) -> int:

@@ -46,6 +46,7 @@ class KeptParts:
         self._broker, self._space = broker, space
         self.folders = LineFolders(space.folder / "lines", lambda line: space.executor.submit(self._sweep, line))
         self._uploads: Uploads[_Key] = Uploads(_MOST_PARTIAL)
+        space.coming.append(self._uploads)
         self._counted: dict[bytes, dict[Path, int]] = {}  # of each line, what counts to its owner's share
         self._attempts: dict[_Key, int] = {}  # the greatest that was begun
         for line in self.folders.lines():
@@ -73,7 +74,7 @@ class KeptParts:
         """Reserve what a part takes, in the place of what was here of the same rank's.
 
         Raises:
-            RefusedError: `owner-quota`, or `checkpoint-stale` where that was counted.
+            RefusedError: `owner-quota`, `disk-full`, or `checkpoint-stale` where that was counted.
             UsageError: `disk-full`.
         """
         self._sweep_old()
