@@ -154,6 +154,7 @@ class CheckpointAgent(FakeAgent):
         self.ended.messages.append(value)
         if value["type"] == "part":
             assert self._part is None
+            assert value["rank"] == self.line.ranks - 1 - len(self._parts)
             assert (value["seq"], value["previous"]) == (self.line.seq + 1, self.line.head)
             self._part, self._plain = value, b""
         elif value["type"] == "part-end":

@@ -167,8 +167,8 @@ def test_a_disk_that_is_full_costs_the_checkpoint_and_not_the_training(
     assert bench.settled == [(None, Code.DISK_FULL)]
     assert list(bench.folder.iterdir()) == []
     bench.clock_s += 60
-    bench.part(PLAIN)
     bench.part(PLAIN, rank=1)
+    bench.part(PLAIN)
     bench.there()
     bench.settle(2)
     assert len(bench.gate.tickets) == 1
@@ -194,7 +194,7 @@ def test_a_forged_refusal_of_a_count_does_not_end_the_checkpoints_of_a_leg(make:
     def save(step: int) -> None:
         bench.clock_s += 60
         before = len(bench.settled)
-        for rank in (0, 1):
+        for rank in (1, 0):
             bench.part(PLAIN, rank=rank, step=step)
             bench.loop.sleep(0.05)  # what is refused is so while others come
         bench.there(step=step)
@@ -396,7 +396,7 @@ def begun(bench: LegBench, **changes: Any) -> None:
 
 
 def ended(bench: LegBench, plain: bytes, **changes: Any) -> None:
-    begun(bench)
+    begun(bench, rank=1)
     bench.intake.data(memoryview(bytearray(plain)))
     bench.intake.end(PartEnds(**{"size": len(plain), "sha256": bytes(32), **changes}))
 
@@ -407,29 +407,31 @@ def under_way(bench: LegBench) -> None:
 
 
 BREACHES: dict[str, Callable[[LegBench], object]] = {
-    "a second part within the first": lambda bench: (begun(bench), begun(bench, rank=1)),
-    "a second part of a rank": lambda bench: (bench.part(PLAIN), bench.part(PLAIN)),
+    "a second part within the first": lambda bench: (begun(bench, rank=1), begun(bench)),
+    "a second part of a rank": lambda bench: (bench.part(PLAIN, rank=1), bench.part(PLAIN, rank=1)),
+    "a third part of two ranks": lambda bench: (bench.part(PLAIN, rank=1), bench.part(PLAIN), bench.part(PLAIN)),
+    "ranks in another order, which would say something": lambda bench: begun(bench, rank=0),
     "a part of a rank elsewhere": lambda bench: begun(bench, rank=2),
-    "another number": lambda bench: begun(bench, seq=2),
-    "another checkpoint before": lambda bench: begun(bench, previous=bytes(32)),
-    "another step in the second part": lambda bench: (bench.part(PLAIN), begun(bench, rank=1, step=11)),
+    "another number": lambda bench: begun(bench, rank=1, seq=2),
+    "another checkpoint before": lambda bench: begun(bench, rank=1, previous=bytes(32)),
+    "another step in the second part": lambda bench: (bench.part(PLAIN, rank=1), begun(bench, step=11)),
     "data without a part": lambda bench: bench.intake.data(memoryview(bytearray(9))),
     "an end without a part": lambda bench: bench.intake.end(PartEnds(size=1, sha256=bytes(32))),
     "another digest": lambda bench: ended(bench, PLAIN),
     "a size that is not padded": lambda bench: ended(bench, bytes(4097)),
-    "all there without one rank's": lambda bench: (bench.part(PLAIN), bench.there()),
-    "all there within a part": lambda bench: (bench.part(PLAIN), begun(bench, rank=1), bench.there()),
-    "all there at another step": lambda bench: (bench.part(PLAIN), bench.part(PLAIN, rank=1), bench.there(step=9)),
+    "all there without one rank's": lambda bench: (bench.part(PLAIN, rank=1), bench.there()),
+    "all there within a part": lambda bench: (bench.part(PLAIN, rank=1), begun(bench), bench.there()),
+    "all there at another step": lambda bench: (bench.part(PLAIN, rank=1), bench.part(PLAIN), bench.there(step=9)),
     "a part of a machine that is not there": lambda bench: (
-        bench.part(PLAIN),
         bench.part(PLAIN, rank=1),
+        bench.part(PLAIN),
         bench.there(others=(OtherPart(bytes=1, head_sha256=bytes(32), sha256=bytes(32), rank=2),)),
     ),
     "one without a permission": lambda bench: (
-        bench.part(PLAIN),
         bench.part(PLAIN, rank=1),
+        bench.part(PLAIN),
         bench.there(),
-        begun(bench),
+        begun(bench, rank=1),
     ),
 }
 

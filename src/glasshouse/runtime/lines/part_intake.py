@@ -2,8 +2,8 @@
 
 Checkpoints are a way out of the sandbox, to a host that sees when they come and how large they are (spec/checkpoints.md
 section 8). Laws: one begins under a permission that was not used, not before its time, and no more of them than the
-job allows; parts come one after the other, of each rank of this machine one, of a padded size; nothing here can reopen
-what it sealed. A disk that is full costs the checkpoint and not the training.
+job allows; parts come one after the other, of each rank of this machine one, from the last to the first, of a padded
+size; nothing here can reopen what it sealed. A disk that is full costs the checkpoint and not the training.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class PartIntake:
         if self._place is None:
             self._begin_checkpoint(message)
             self._place, self._full = place, False
-        if place != self._place or message.rank not in self._terms.own_ranks or message.rank in self._rows:
+        # The order would be the worker's to choose, and the host sees it.
+        left = [rank for rank in self._terms.own_ranks if rank not in self._rows]
+        if place != self._place or message.rank not in left[-1:]:
             raise _out_of_turn()
         self._rank, self._size = message.rank, 0
         with self._room():
