@@ -133,7 +133,11 @@ class AgentLink(Channel):
         """Begin a part of a checkpoint; messages may come between its pieces, and outputs wait for its end."""
         with unbroken():
             self._content.acquire()
-            self.send(header)
+            try:
+                self.send(header)
+            except BaseException:
+                self._content.release()
+                raise
 
     def part_data(self, data: memoryview) -> None:
         """Send the next bytes of the part."""
@@ -146,8 +150,10 @@ class AgentLink(Channel):
     def end_part(self, message: Message) -> None:
         """End the part."""
         with unbroken():
-            self.send(message)
-            self._content.release()
+            try:
+                self.send(message)
+            finally:
+                self._content.release()
 
     def shut(self) -> None:
         """End the connection, also for another thread that waits in it."""

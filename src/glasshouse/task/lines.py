@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Annotated, Protocol
 
 from glasshouse.errors import Code, PackageError
-from glasshouse.package.checkpoints.part_content import PartWriter
+from glasshouse.package.checkpoints.part_content import MAX_FILE_INDEX_BYTES, MAX_FILES, PartWriter
 from glasshouse.package.limits import CheckpointLimits
 from glasshouse.task.channel import AgentLink, Message, unbroken
 from glasshouse.task.checkpoints import MARKER, Line, Part, refused
@@ -24,6 +25,7 @@ from glasshouse.wire.lines.checkpoint import padded
 from glasshouse.wire.record import LEFT_OUT, Record, Sha256, integer
 
 _PIECE_BYTES = 1 << 20
+_ENTRY_BYTES = 36  # of an entry of the index without its path, at most
 _INDEX_BYTES = 64  # of an entry without its path, and more than enough of a part without files
 
 
@@ -62,7 +64,8 @@ class PartStream(Part):
         self._writer = PartWriter(sink.data)
         self._marker = encode({"paths": list(paths)})
         self._bytes, self._index_bytes = 0, len(self._marker)
-        self._names = {MARKER}
+        self._names, self._folders = {MARKER}, set[str]()
+        self._entries_bytes = 2 * _ENTRY_BYTES + len(MARKER)  # of the index, at most
         self._lock = threading.Lock()  # a job that ends leaves a part that a thread of its own writes
         self.ended = False
 
@@ -74,21 +77,37 @@ class PartStream(Part):
             if self.ended:
                 return
             self.ended = True
-            # At the end: the first file then begins with a chunk, and is opened straight into its place.
-            self._writer.begin(MARKER)
-            self._writer.update(self._marker)
-            self._sink.end(*self._writer.finish(), whole=error[0] is None)
+            try:
+                # At the end: the first file then begins with a chunk, and is opened straight into its place.
+                self._writer.begin(MARKER)
+                self._writer.update(self._marker)
+                found, whole = self._writer.finish(), error[0] is None
+            except PackageError as why:  # not found by `begin`: outputs wait for the end of the part
+                self._sink.end(*self._writer.abandon(), whole=False)
+                raise refused(why.message) from None
+            self._sink.end(*found, whole=whole)
 
     def begin(self, path: str) -> None:
         """Begin the next file, by its path below the job's folder; raises `RunError` (`checkpoint-refused`)."""
+        folders = {str(folder) for folder in PurePosixPath(path).parents}
         if path in self._names:
             raise refused(f"{path!r} is there twice")
+        if path in self._folders or folders & self._names:
+            raise refused(f"{path!r} is within a file, or a folder with files")
+        if len(self._names) == MAX_FILES:
+            raise refused(f"it has {MAX_FILES} files or more")
+        entry_bytes = _ENTRY_BYTES + len(encode(path))
+        if self._entries_bytes + entry_bytes > MAX_FILE_INDEX_BYTES:
+            raise refused("its files have too long paths together")
+        index_bytes = self._index_bytes + _INDEX_BYTES + len(path.encode())
+        check_size(self._bytes + index_bytes, self._limits)
         try:
             self._writer.begin(path)
         except PackageError as error:
             raise refused(error.message) from None
         self._names.add(path)
-        self._index_bytes += _INDEX_BYTES + len(path.encode())
+        self._folders |= folders
+        self._index_bytes, self._entries_bytes = index_bytes, self._entries_bytes + entry_bytes
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Send the next bytes of the file that was begun last; raises `RunError` (`checkpoint-refused`)."""

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from glasshouse.errors import Code, RunError
+from glasshouse.package.limits import CheckpointLimits
+from glasshouse.task import lines
+from glasshouse.task.lines import PartStream
 from simulators.checkpoint_agent import CheckpointAgent, Line, kinds
 
 TRAIN = b"""
@@ -135,6 +140,66 @@ pathlib.Path("outputs/kept").write_text("x")
     assert kinds(ended.messages).count("part-end") == 1  # with its digest, and of a padded size
     assert not line.counted
     assert ended.outputs == {"kept": b"x"}
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["at its beginning", "at its end alone"])
+def test_files_that_no_part_can_have_hold_up_no_output(tmp_path: Path, *, checked: bool) -> None:
+    script = b"""
+import pathlib
+from glasshouse import task
+from glasshouse.errors import GlasshouseError
+
+part = task.current().checkpoints.begin(step=1, wait_s=9)
+try:
+    with part:
+        for name in ("a", "a/b"):
+            if CHECKED:
+                part.begin(name)
+            else:
+                part._writer.begin(name)
+            part.write(bytes(1000))
+except GlasshouseError as error:
+    print(error.code.value)
+pathlib.Path("outputs/kept").write_text("x")
+"""
+    line = Line()
+    with leg(line, tmp_path, script.replace(b"CHECKED", str(checked).encode())) as agent:
+        ended = agent.run()
+    assert ended.exit_code == 0, ended.log
+    assert "checkpoint-refused" in ended.log
+    assert not line.counted
+    assert kinds(ended.messages).count("part-end") == 1
+    assert ended.outputs == {"kept": b"x"}
+
+
+def test_a_part_refuses_a_file_too_many_before_it_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[bool] = []
+
+    def begin_all(stream: PartStream, names: list[str]) -> None:
+        for name in names:
+            stream.begin(name)
+
+    sink = SimpleNamespace(data=lambda _: None, end=lambda _size, _sha256, *, whole: ends.append(whole))
+
+    def part(size: int = 1 << 20) -> PartStream:
+        return PartStream(sink, CheckpointLimits(bytes=size, every_s=10, most=1), ["s"])  # type: ignore[arg-type]
+
+    for begun, why, stream in (
+        (["s/1", "s/2", "s/3"], "files or more", part()),
+        (["s", "s/1"], "within a file", part()),
+        (["s/1", "s"], "within a file", part()),
+        (["s/1", *(f"s/{number}" for number in range(2, 100))], "bytes that the job allows", part(4096)),
+    ):
+        monkeypatch.setattr(lines, "MAX_FILES", 1000 if len(begun) > 3 else 3)
+        with stream:
+            stream.begin(begun[0])
+            with pytest.raises(RunError, match=why) as caught:
+                begin_all(stream, begun[1:])
+            assert caught.value.code is Code.CHECKPOINT_REFUSED
+    monkeypatch.setattr(lines, "MAX_FILE_INDEX_BYTES", 300)
+    with part() as stream, pytest.raises(RunError, match="too long paths"):
+        stream.begin("x" * 250)
+    assert ends == [True] * 5
 
 
 def test_two_ranks_save_together_and_each_finds_what_is_its_own(tmp_path: Path) -> None:

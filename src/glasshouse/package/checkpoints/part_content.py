@@ -72,11 +72,18 @@ class PartWriter:
         if len(index) > MAX_FILE_INDEX_BYTES:
             raise PackageError(Code.PACKAGE_LIMIT, "a checkpoint whose files have too long paths together")
         self._put(index)
-        left = padded(self._bytes + _TRAILER_BYTES) - self._bytes - _TRAILER_BYTES
-        while left:
-            left -= self._put(_ZEROS[: min(left, len(_ZEROS))])
+        self._pad(padded(self._bytes + _TRAILER_BYTES) - _TRAILER_BYTES)
         self._put(at.to_bytes(8, "big") + len(index).to_bytes(8, "big"))
         return self._bytes, self._digest.digest()
+
+    def abandon(self) -> tuple[int, bytes]:
+        """Send zeros up to a padded size, for a part that is never counted; return length and SHA-256 of the whole."""
+        self._pad(padded(self._bytes))
+        return self._bytes, self._digest.digest()
+
+    def _pad(self, size: int) -> None:
+        while self._bytes < size:
+            self._put(_ZEROS[: min(size - self._bytes, len(_ZEROS))])
 
     def _put(self, data: bytes | bytearray | memoryview) -> int:
         view = memoryview(data).cast("B")
