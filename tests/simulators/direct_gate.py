@@ -64,7 +64,7 @@ class StoreMemory:
     def keep(self, line: bytes, newest: Newest) -> None:
         before = self.kept.get(line, Newest(leg=0))
         if newest.leg > before.leg:
-            before = replace(before, leg=newest.leg, holder=newest.holder)
+            before = replace(before, leg=newest.leg, holder=newest.holder, head=newest.head)
         if newest.ticket is not None and _seq(newest.ticket) > _seq(before.ticket):
             before = replace(before, ticket=newest.ticket)
             self.store(Ticket.parse(newest.ticket.payload))

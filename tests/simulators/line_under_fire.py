@@ -31,6 +31,7 @@ class LineUnderFire(RuleBasedStateMachine):
         self.tickets: set[Ticket] = set()
         self.releases = {(one.key_id, one.start) for one in self.machines}
         self.leg = self.seq = 0
+        self.head: tuple[int, bytes | None] = (0, None)
         self.refusals: set[Code] = set()
         self._copy("data", "backup")
 
@@ -54,6 +55,7 @@ class LineUnderFire(RuleBasedStateMachine):
             return
         ticket = Ticket.parse_signed(reply.content(), self.gate.broker_public)
         self.tickets.add(ticket)
+        self.head = ticket.seq, ticket.digest
         assert ticket.leg == view.leg, "a fenced leg counts nothing"
         if answered:
             machine.ticket(reply)
@@ -93,6 +95,7 @@ class LineUnderFire(RuleBasedStateMachine):
             return
         if reply.status == 200:
             self.releases.add((machine.key_id, machine.start))
+            self.head = machine.start.seq, machine.start.checkpoint
             if then == "now":
                 machine.opened(reply)
                 self.machines.append(machine)
@@ -124,6 +127,7 @@ class LineUnderFire(RuleBasedStateMachine):
         view = self.owner.client().line(self.line)
         assert view.leg >= self.leg
         assert view.seq >= self.seq
+        assert (view.head_seq, view.head) == self.head, "what was counted last, or where its owner had it go back to"
         self.leg, self.seq = view.leg, view.seq
         assert self.owner.releases() == 1
         assert self.refusals <= {Code.LINE_BUSY, Code.LINE_FORKED, Code.CHECKPOINT_STALE}

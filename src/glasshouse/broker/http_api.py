@@ -119,7 +119,7 @@ class LineView(Record, name="line", max_bytes=MAX_BODY_BYTES):
     head_step: int
     head: Annotated[Sha256 | None, LEFT_OUT] = None  # its digest
     ticket: Annotated[Envelope | None, LEFT_OUT] = None  # the newest
-    abandoned: Annotated[tuple[Envelope, ...], items(64)] = ()  # the last legs that ended without a receipt
+    abandoned: Annotated[tuple[Envelope, ...], items(64)] = ()  # the last ended without a receipt; those that fit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

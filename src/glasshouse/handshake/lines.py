@@ -277,8 +277,12 @@ def lost(line: LineRecord, leg: int, *, now_us: int) -> LineRecord:
     return replace(forward(line, leg, None, now_us=now_us), lost=True) if leg >= line.leg else line
 
 
-def forward(line: LineRecord, leg: int, holder: str | None, *, now_us: int) -> LineRecord:
-    """Return a line of which a leg was released, as the gate is shown that may have forgotten it."""
+def forward(line: LineRecord, leg: int, holder: str | None, *, now_us: int, head: Head | None = None) -> LineRecord:
+    """Return a line of which a leg was released, as the gate is shown that may have forgotten it.
+
+    Args:
+        head: what that leg began from, which may be older than the newest ticket; None where that is not known.
+    """
     if leg <= line.leg:
         return line
-    return replace(line, leg=leg, holder=holder, lost=False, since_us=now_us)
+    return replace(line, leg=leg, holder=holder, lost=False, since_us=now_us, head=head or line.head)

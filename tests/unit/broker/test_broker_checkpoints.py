@@ -35,7 +35,7 @@ from glasshouse.wire.lines.statements import (
 )
 from simulators.direct_gate import LineOwner
 from simulators.local_broker import LocalBroker
-from simulators.storing_gate import PIECE, StoringGate, answer, first_leg, group_leg, next_leg
+from simulators.storing_gate import PIECE, Holder, StoringGate, answer, first_leg, group_leg, next_leg
 
 
 @pytest.fixture
@@ -241,6 +241,25 @@ def test_a_leg_that_the_database_has_forgotten_stays_fenced(
     newest = gate.memory.newest(first.start.id)
     assert newest is not None
     assert (newest.leg, newest.ticket is not None) == (2, True)
+
+
+def test_a_rewind_that_the_database_has_forgotten_stays(gate: StoringGate, owner: LineOwner, tmp_path: Path) -> None:
+    first = first_leg(gate, owner)
+    old, backup = first.counted(), tmp_path / "backup"
+    first.counted()
+    gate.close()
+    shutil.copytree(gate.directory, backup)
+    gate.open()
+    second = next_leg(gate, owner, first, back_to=old)
+    gate.close()
+    shutil.rmtree(gate.directory)
+    shutil.copytree(backup, gate.directory)
+    gate.open()
+    view = owner.client().line(first.start.id)
+    assert (view.leg, view.seq, view.head_seq, view.head_step, view.head) == (2, 2, 1, old.step, old.digest)
+    gate.advance(661)
+    third = Holder(gate, owner.leg(owner.next(first.start.id)))
+    assert (third.start.seq, third.start.counted, third.start.previous) == (1, 2, second.evidence.key_id)
 
 
 def test_what_follows_a_ticket_that_only_the_gate_was_shown_stays_over_a_restart(
@@ -532,7 +551,9 @@ def test_what_changes_nothing_is_no_sign_of_life(gate: StoringGate, owner: LineO
     assert [effect is Effect.CREDIT for effect in effects] == [False, False, True, False]
 
 
-def test_a_gate_does_not_go_on_beside_a_damaged_note_of_a_line(gate: StoringGate, owner: LineOwner) -> None:
+def test_a_gate_does_not_go_on_without_the_note_of_a_line_or_beside_a_damaged_one(
+    gate: StoringGate, owner: LineOwner
+) -> None:
     leg = first_leg(gate, owner)
     leg.counted()
     note = gate.folder / "lines" / leg.start.id.hex() / "newest.json"
@@ -543,8 +564,30 @@ def test_a_gate_does_not_go_on_beside_a_damaged_note_of_a_line(gate: StoringGate
         with pytest.raises(UsageError, match="note of a line"):
             gate.again()
         gate.space.close()
+    # Gone, it would be a line that was never heard of, whose old machine is fenced no more.
+    away = note.parent.parent / "away"
     note.write_bytes(good)
+    note.rename(away)
+    for left in list(note.parent.iterdir()):
+        others = [path for path in note.parent.iterdir() if path != left]
+        for path in others:
+            path.rename(path.parent.parent / path.name)
+        with pytest.raises(UsageError, match=r"note of a line .* is gone"):
+            gate.open()
+        gate.space.close()
+        for path in others:
+            (path.parent.parent / path.name).rename(path)
+    away.rename(note)
     gate.open()
+
+
+def test_a_line_whose_first_note_a_crash_cut_is_begun_again(gate: StoringGate, owner: LineOwner) -> None:
+    machine = owner.leg()
+    folder = gate.folder / "lines" / machine.line.hex()
+    folder.mkdir(mode=0o700)
+    (folder / "newest.json.0123456789abcdef.part").touch(mode=0o600)
+    gate.again()
+    assert Holder(gate, machine).counted().seq == 1
 
 
 def test_who_holds_the_store_s_disk_can_take_away_and_change_nothing_unseen(

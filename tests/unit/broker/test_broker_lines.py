@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, insert, text
 
 from glasshouse.broker.client.owner_client import Reply
 from glasshouse.broker.decide.decisions import Effect
 from glasshouse.broker.decide.lines.counting import CheckpointCounter
-from glasshouse.broker.http_api import LineRequest, verify_chain
+from glasshouse.broker.http_api import LineRequest, LineView, verify_chain
+from glasshouse.broker.store.database_schema import abandoned as table_of_abandoned
 from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.handshake.delegation import RUN_USES
 from glasshouse.handshake.lines import UNKNOWN_HOLDER
@@ -424,6 +426,32 @@ def test_a_ticket_names_the_holder_of_a_leg_that_was_forgotten(
     shown = ticket.sign(gate.broker.key)
     third = owner.leg(LineRequest(id=first.line, leg=3, seq=1, checkpoint=ticket.digest, ticket=shown))
     assert third.opened(third.attest()).previous == later.key_id
+
+
+def test_a_line_of_many_large_legs_that_were_lost_can_still_be_looked_at(gate: DirectGate, owner: LineOwner) -> None:
+    first = owner.leg().begin()
+    ids = tuple(f"{machine:032x}" for machine in range(64))
+    said = LegAbandoned(
+        deployment=owner.deployment,
+        leg=1,
+        line=first.line,
+        evidence=ids,
+        manifest_sha256=owner.manifest.sha256,
+        run_ids=ids,
+        seq=0,
+        time_us=0,
+        why="lost",
+    )
+    rows = [
+        {"line": first.line, "leg": leg, "envelope": replace(said, leg=leg).sign(gate.broker.key).encode()}
+        for leg in range(1, 65)
+    ]
+    gate.broker.database.write(lambda connection: connection.execute(insert(table_of_abandoned), rows))
+    view = LineView.parse(owner.client().line(first.line).encode())
+    shown = [LegAbandoned.parse(one.payload).leg for one in view.abandoned]
+    assert shown == list(range(65 - len(shown), 65)), "the newest, as many as there is room for"
+    assert len(shown) > 30
+    owner.lost(first.line, 1)
 
 
 def test_a_gate_whose_database_is_of_before_lines_has_them_from_now_on(gate: DirectGate) -> None:

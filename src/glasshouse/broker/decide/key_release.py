@@ -323,7 +323,7 @@ class ReleaseGate:
         return ApiAnswer(body=release.body)
 
     def _keep(self, release: Release) -> None:
-        keep_leg(self.memory, release.launch, evidence_public=release.appraisal.claims.evidence_public)
+        keep_leg(self.memory, release.launch, release.leg, evidence_public=release.appraisal.claims.evidence_public)
 
 
 def _audit_refusal(

@@ -49,6 +49,7 @@ class Newest:
 
     leg: int  # the highest that was released
     holder: str | None = None  # key id of its machine 0's evidence key
+    head: Head | None = None  # what it began from
     ticket: Envelope | None = None  # the newest
 
 

@@ -12,7 +12,7 @@ import secrets
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -21,10 +21,11 @@ from glasshouse.broker.store.key_file import private_directory, read_private_fil
 from glasshouse.broker.store.line_rows import Newest
 from glasshouse.broker.store.uploads import writing
 from glasshouse.errors import Code, FormatError, RefusedError, UsageError
+from glasshouse.handshake.lines import Head
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.lines.checkpoint import CheckpointHeader
 from glasshouse.wire.lines.statements import MAX_STATEMENT_BYTES, PartClaim, Ticket
-from glasshouse.wire.record import LEFT_OUT, Id, Record, octets
+from glasshouse.wire.record import LEFT_OUT, Id, Record, Sha256, octets
 
 _NOTE = "newest.json"
 _LINE = re.compile(r"[0-9a-f]{64}")
@@ -34,11 +35,21 @@ _MAX_NOTE_BYTES = 4 * MAX_STATEMENT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NotedHead(Record, name="head"):
+    """A checkpoint that a leg began from, or the beginning."""
+
+    seq: int
+    step: int
+    digest: Annotated[Sha256 | None, LEFT_OUT] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LineNote(Record, name="note of a line", max_bytes=_MAX_NOTE_BYTES):
     """What is kept of a line beside its checkpoints."""
 
     leg: int = 0  # the highest that was released
     holder: Annotated[Id | None, LEFT_OUT] = None
+    head: Annotated[NotedHead | None, LEFT_OUT] = None  # what that leg began from
     owner: Annotated[bytes | None, octets(32), LEFT_OUT] = None  # whose share its parts count to
     ticket: Annotated[Envelope | None, LEFT_OUT] = None  # the newest
 
@@ -72,7 +83,7 @@ class LineFolders:
         changed: is called with a line once something newer is kept of it.
 
     Raises:
-        UsageError: a folder that cannot be used, or a note that is damaged: a gate may not go on without it.
+        UsageError: a folder that cannot be used, or a note that is damaged, or gone: a gate may not go on without it.
     """
 
     def __init__(self, folder: Path, changed: Callable[[bytes], object]) -> None:
@@ -80,7 +91,10 @@ class LineFolders:
         self._folder, self._changed, self._lock = folder, changed, threading.Lock()
         self._notes: dict[bytes, LineNote] = {}
         for one in folder.iterdir():
-            if _LINE.fullmatch(one.name) and stat.S_ISDIR(one.lstat().st_mode) and (one / _NOTE).exists():
+            if not _LINE.fullmatch(one.name) or not stat.S_ISDIR(one.lstat().st_mode):
+                continue
+            # Without a note there may be a draft of the first one alone.
+            if not all(path.name.startswith(f"{_NOTE}.") for path in one.iterdir()):
                 self._notes[bytes.fromhex(one.name)] = _read_note(one / _NOTE)
 
     def all(self) -> dict[bytes, Newest]:
@@ -106,7 +120,8 @@ class LineFolders:
         with self._lock:
             note = self.note(line)
             if newest.leg > note.leg or (newest.leg == note.leg and note.holder is None):
-                note = replace(note, leg=newest.leg, holder=newest.holder)
+                head = None if newest.head is None else NotedHead(**asdict(newest.head))
+                note = replace(note, leg=newest.leg, holder=newest.holder, head=head)
             ticket = None if newest.ticket is None else Ticket.parse(newest.ticket.payload)
             if ticket is not None and ticket.seq > note.seq:
                 if self.header(line, ticket.digest) is None:
@@ -226,12 +241,16 @@ def _header(path: Path, _changed_ns: int) -> CheckpointHeader:
 
 
 def _newest(note: LineNote) -> Newest:
-    return Newest(leg=note.leg, holder=note.holder, ticket=note.ticket)
+    head = None if note.head is None else Head(**asdict(note.head))
+    return Newest(leg=note.leg, holder=note.holder, head=head, ticket=note.ticket)
 
 
 def _read_note(path: Path) -> LineNote:
+    hint = "put it back from a backup: without it a line could go on twice"
+    if not path.exists():
+        why = f"the note of a line {path} is gone, beside what is kept of its checkpoints"
+        raise UsageError(Code.USAGE, why, hint=hint)
     try:
         return LineNote.parse(read_private_file(path, max_bytes=_MAX_NOTE_BYTES, what="note of a line"))
     except FormatError:
-        hint = "put it back from a backup: without it a line could go on twice"
         raise UsageError(Code.USAGE, f"the note of a line {path} is damaged", hint=hint) from None

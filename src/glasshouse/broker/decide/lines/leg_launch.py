@@ -117,12 +117,13 @@ def move_forward(
     """Return a line after what its gate is shown of its own, which it may have forgotten."""
     if newest is None:
         return line
-    after = forward(line, newest.leg, newest.holder, now_us=now_us)
-    ticket: dict[str, bytes] = {}
+    after, ticket = line, dict[str, bytes]()
     if newest.ticket is not None:
         after = shown(after, Ticket.from_envelope(newest.ticket, broker.public), now_us=now_us)
         if after.ticket != line.ticket:
             ticket = {"ticket": newest.ticket.encode()}
+    # Behind the ticket: a leg that counted none yet may have gone back behind that.
+    after = forward(after, newest.leg, newest.holder, now_us=now_us, head=newest.head)
     if after != line:
         put_line(connection, line, after, **ticket)
         facts: dict[str, str | int] = {"leg": after.leg, "line": line.id.hex(), "seq": after.seq}

@@ -199,13 +199,13 @@ def write_leg(
     put_line(connection, line, after)
 
 
-def keep_leg(memory: LineMemory, launch: LaunchRecord, *, evidence_public: bytes) -> None:
+def keep_leg(memory: LineMemory, launch: LaunchRecord, leg: LegRelease | None, *, evidence_public: bytes) -> None:
     """Keep beside the database which leg was released, once all of its release is written and may be committed.
 
     What is kept of a release that is then taken back would fence the leg before for nothing.
     """
-    if launch.line is not None and (launch.group is None or launch.group.machine == 0):
-        memory.keep(launch.line.id, Newest(leg=launch.line.leg, holder=key_id(evidence_public)))
+    if leg is not None and (launch.group is None or launch.group.machine == 0):
+        memory.keep(leg.start.id, Newest(leg=leg.start.leg, holder=key_id(evidence_public), head=leg.head))
 
 
 def put_line(connection: Connection, before: LineRecord, after: LineRecord, **more: Any) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, bindparam, select
 
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.decide.lines.leg_release import ended, machines_of, put_line
-from glasshouse.broker.http_api import LegLostRequest, LineView
+from glasshouse.broker.http_api import MAX_BODY_BYTES, LegLostRequest, LineView
 from glasshouse.broker.store import audit_log, recorded
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import abandoned
@@ -20,11 +20,12 @@ from glasshouse.broker.store.recorded import DeploymentStanding
 from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.lines import LineRecord, lost
+from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.lines.line_start import LINE_BYTES
 from glasshouse.wire.lines.statements import LegLost
 
 _ID = re.compile(f"[0-9a-f]{{{2 * LINE_BYTES}}}")
-_MOST_ABANDONED = 64
+_MOST_ABANDONED = 64  # the newest, and of these as many as a view has room for
 _ABANDONED = (
     select(abandoned.c.envelope)
     .where(abandoned.c.line == bindparam("line"))
@@ -70,7 +71,7 @@ class LineRequests:
             if line != before:
                 self.quota.spend(connection, scope, "lost leg", now_us)
                 put_line(connection, before, line)
-                self.memory.keep(line.id, Newest(leg=line.leg, holder=line.holder))
+                self.memory.keep(line.id, Newest(leg=line.leg, holder=line.holder, head=line.head))
                 facts: dict[str, str | int] = {"leg": line.leg, "line": line.id.hex()}
                 audit_log.append(connection, "leg-lost", now_us, deployment=line.deployment, **facts)
             return self._view(connection, line, standing)
@@ -80,8 +81,7 @@ class LineRequests:
     def _view(self, connection: Connection, line: LineRecord, standing: DeploymentStanding) -> LineView:
         machines, now_us = machines_of(connection, line), self.broker.clock_us()
         over = ended(machines, line, standing.record.policy.lease_s, now_us) if line.leg else ""
-        stated = connection.execute(_ABANDONED, {"line": line.id}).scalars().all()
-        return LineView(
+        view = LineView(
             deployment=line.deployment,
             id=line.id,
             leg=line.leg,
@@ -95,8 +95,14 @@ class LineRequests:
             head_step=line.head.step,
             head=line.head.digest,
             ticket=None if line.ticket is None else line.ticket.sign(self.broker.key),
-            abandoned=tuple(envelope_in(one) for one in reversed(stated)),
         )
+        stated, room = list[Envelope](), MAX_BODY_BYTES - len(view.encode())
+        for envelope in connection.execute(_ABANDONED, {"line": line.id}).scalars():
+            room -= len(envelope) + 1
+            if room < 0:
+                break
+            stated.insert(0, envelope_in(envelope))
+        return replace(view, abandoned=tuple(stated))
 
     def _found(
         self, connection: Connection, parameters: Mapping[str, str], scope: Scope
