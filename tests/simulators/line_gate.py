@@ -8,7 +8,7 @@ from typing import Any
 
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.http_api import LaunchRequest, LineRequest, LineView
-from glasshouse.errors import Code, RefusedError
+from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.delegation import Delegation
 from glasshouse.handshake.launch import TokenClaims, issue_token
 from glasshouse.package.manifest import parse_signed
@@ -82,7 +82,7 @@ class LineGate:
 
     def line(self, line: bytes) -> LineView:
         if line != LINE or self.view is None:
-            raise RefusedError(Code.RUN_UNKNOWN, "this broker has no such line")
+            raise UsageError(Code.RUN_UNKNOWN, "this broker has no such line")  # as of a 404
         return self.view
 
     def leg_lost(self, line: bytes, lost: Envelope) -> LineView:

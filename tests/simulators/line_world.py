@@ -47,6 +47,9 @@ class LegWorld(World):
     last: int | None = None
     attempt: str = ""
     ranks: int = 1
+    machines: int = 1
+    machine: int = 0
+    group: str = "group"
 
     def id(self, label: str) -> str:
         return super().id(f"{label} of leg {self.leg}{self.attempt}" if label in ("run", "token") else label)
@@ -57,7 +60,8 @@ class LegWorld(World):
 
     def token_claims(self, **changes: object) -> TokenClaims:
         start = None if self.start is None else replace(self.start, previous=None)
-        group = None if self.ranks == 1 else Group(id=self.digest("group"), machines=1, machine=0, ranks=self.ranks)
+        place = {"machines": self.machines, "machine": self.machine, "ranks": self.ranks}
+        group = None if self.machines * self.ranks == 1 else Group(id=self.digest(self.group), **place)
         return super().token_claims(**{"line": start, "group": group, **changes})
 
     def begins(self) -> LineStart | None:
@@ -309,6 +313,22 @@ def _holder_noted() -> Line:
     return line
 
 
+def _two_machines(*groups: str) -> Line:
+    """A leg on two machines that its gate had forgotten but for the holder; both receipts came later."""
+    line = Line()
+    worlds = [
+        LegWorld(leg=1, start=line.start(), attempt=f" on {machine}", machines=2, machine=machine, group=group)
+        for machine, group in enumerate(groups)
+    ]
+    line.legs.append(
+        LegDocuments(
+            abandoned=line.abandoned(worlds[0], "lost", run_ids=()),
+            bundles=tuple(world.run().bundle.to_json() for world in worlds),
+        )
+    )
+    return line
+
+
 def _two_ranks() -> Line:
     line = Line()
     line.leg((1,), **STOPPED)
@@ -331,6 +351,10 @@ LINE_STORIES = [
     LineStory("a gate that was put back from a backup of before leg 2", None, _gate_put_back, "gate-put-back"),
     LineStory("a gate that was put back from such a backup beside its store, whose note names the holder", None,
               _holder_noted, "holder-noted"),
+    LineStory("two receipts of a leg on two machines, of which its gate had forgotten all but the holder", None,
+              lambda: _two_machines("group", "group"), "holder-noted-group"),
+    LineStory("receipts of two groups for one leg that its gate had forgotten", Code.GROUP_MISMATCH,
+              lambda: _two_machines("group", "other"), "two-groups"),
     LineStory("a receipt that came after its leg was abandoned", None,
               _with(lambda line: line.change(1, abandoned=line.abandoned(
                   LegWorld(leg=1), "lease", seq=2, digest=checkpoint(2)))), "receipt-came-late"),

@@ -29,6 +29,7 @@ from glasshouse.jobs.supervise.run_request import Listener, RunRequest
 from glasshouse.jobs.supervise.supervision import Ended
 from glasshouse.jobs.verify.conclusion import Conclusion
 from glasshouse.wire.crypto import SigningKey
+from glasshouse.wire.group import Group
 from glasshouse.wire.lines.statements import LegAbandoned, ResumeOrder
 from glasshouse.wire.states import Outcome
 from simulators.line_gate import LINE, NOW_S, LineGate, checkpoint
@@ -127,6 +128,22 @@ def test_a_machine_that_its_provider_took_back_is_known_to_be_gone(owner: Owner)
     with pytest.raises(UsageError, match="may go on"):
         owner.plan()
     write_state(owner.run.rental, {"over": True})
+    assert owner.plan().later.line.leg == 2
+
+
+@pytest.mark.parametrize("one_rental", [True, False])
+def test_a_group_is_gone_with_the_rentals_of_all_its_machines(owner: Owner, one_rental: bool) -> None:
+    zero = f"slurm:{owner.run.run_id[:8]}"
+    other = owner.run.add_machine()
+    places = zero, f"{zero}.1" if one_rental else f"slurm:{other.run_id[:8]}"
+    for machine, (folder, place) in enumerate(zip((owner.run, other), places, strict=True)):
+        group = Group(id=bytes(32), machines=2, machine=machine, ranks=1)
+        folder.save(replace(owner.run.load(), run_id=folder.run_id, group=group, place=place))
+    write_state(owner.run.rental, {"over": True})
+    if not one_rental:
+        with pytest.raises(UsageError, match="may go on"):
+            owner.plan()  # the other machine was never shown to be gone
+        write_state(other.rental, {"over": True})
     assert owner.plan().later.line.leg == 2
 
 

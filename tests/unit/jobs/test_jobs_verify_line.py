@@ -46,6 +46,17 @@ def test_a_rewind_is_said() -> None:
     assert verdict.not_wiped == ()
 
 
+def test_a_leg_that_says_completed_although_the_line_went_on_is_said() -> None:
+    line = Line()
+    line.leg((1,))
+    line.leg((2,))
+    verdict = verify_line(line.data, owner=line.owner.public)
+    first, last = map(leg_words, verdict.legs)
+    assert "its receipt says completed, and the line WENT ON after it" in first
+    assert "WENT ON" not in last
+    assert "A receipt of leg 1 says completed, and the line WENT ON after it." in verdict.sentence
+
+
 def test_a_line_whose_last_leg_was_stopped_ends_as_that_did() -> None:
     line = Line()
     line.leg((1,))

@@ -17,7 +17,7 @@ from pathlib import Path
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.broker.http_api import LaunchRequest, LineRequest, LineView
-from glasshouse.errors import Code, GlasshouseError, RefusedError, UsageError
+from glasshouse.errors import Code, GlasshouseError, UsageError
 from glasshouse.evidence.events import EventType
 from glasshouse.jobs.define.package_records import PackageRecord, public_part
 from glasshouse.jobs.define.run_terms import RunTerms
@@ -196,7 +196,7 @@ class _Line:
         """Ask the gate, and keep what it shows."""
         try:
             self.view = self._client.line(self._id)
-        except RefusedError as error:
+        except UsageError as error:
             if error.code is not Code.RUN_UNKNOWN:
                 raise
             raise UsageError(
@@ -332,18 +332,19 @@ def _checkpoints(legs: Sequence[KnownLeg]) -> dict[int, Beginning]:
 
 def _is_gone(home: Home, leg: KnownLeg) -> bool:
     """Return whether it is known that nothing of a leg runs any more, on any of its machines."""
-    if provider_at(leg.record.place) is not None:
-        told = statement_of(home, leg.folder, 0)
+    return all(_has_ended(home, leg, folder) for folder in leg.folder.machines())
+
+
+def _has_ended(home: Home, leg: KnownLeg, folder: RunFolder) -> bool:
+    place = folder.load().place
+    if provider_at(place) is not None:
+        # Further nodes of one rental are in its machine 0's.
+        told = statement_of(home, leg.folder if place.startswith(f"{leg.record.place}.") else folder, 0)
         return told is not None and bool(told["over"])
-    owner = read_public(home.owner_public).signing
-    return all(_has_ended(folder, owner) for folder in leg.folder.machines())
-
-
-def _has_ended(folder: RunFolder, owner: bytes) -> bool:
-    if folder.load().place == LocalPlace.name:
+    if place == LocalPlace.name:
         return survivors(folder.scratch, folder.out, patience_s=0) == []
     try:
-        verify_run(folder, owner=owner)
+        verify_run(folder, owner=read_public(home.owner_public).signing)
     except GlasshouseError:
         return False
     return True

@@ -156,11 +156,14 @@ def _not_wiped(folder: RunFolder, what: str) -> str:
     return f"{text}; these folders may hold cleartext, look at them and remove them: {', '.join(left)}"
 
 
-def check_group(chains: Sequence[Chain]) -> Group:
+def check_group(chains: Sequence[Chain], *, whole: bool = True) -> Group:
     """Check that verified receipts are one group's: all of its machines, each once; return it as machine 0 has it.
 
     The group stands in each launch token, which the broker signed, and the evidence and the receipt of a machine
     are bound to its token.
+
+    Args:
+        whole: whether each of its machines must be there; without, any of them is returned.
 
     Raises:
         VerificationError: `group-mismatch`; `incomplete` when nothing contradicts it and a machine is missing.
@@ -183,10 +186,10 @@ def check_group(chains: Sequence[Chain]) -> Group:
     if len(set(here)) != len(here):
         raise VerificationError(Code.GROUP_MISMATCH, "two receipts of one machine")
     missing = sorted(set(range(found[0].machines)) - set(here))
-    if missing:
+    if missing and whole:
         named = ", ".join(map(str, missing))
         raise VerificationError(Code.CHAIN_INCOMPLETE, f"no receipt of machine {named} of the group's {len(groups)}")
-    return found[here.index(0)]
+    return min(found, key=lambda group: group.machine)
 
 
 def conclude_run(folder: RunFolder, record: RunRecord | None, *, owner_signing: bytes) -> Conclusion:

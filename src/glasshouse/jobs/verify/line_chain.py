@@ -21,6 +21,7 @@ from glasshouse.wire.crypto import key_id
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.lines.line_start import LineStart
 from glasshouse.wire.lines.statements import LegAbandoned, ResumeOrder, Ticket
+from glasshouse.wire.states import Outcome
 
 # Of a leg before which its gate was put back from a backup: it does not know the holder.
 _FORGOTTEN = "0" * 32
@@ -39,11 +40,17 @@ class WalkedLeg:
     seq: int  # of the checkpoint that it began from
     step: int | None  # and its step; None where that is not known
     rewind: bool
+    went_on: bool  # whether another leg was released after it
 
     @property
     def whole(self) -> bool:
         """Whether every machine left a receipt, be it after the leg was abandoned."""
         return bool(self.machines) and len(self.machines) == self.machines[0].machines
+
+    @property
+    def completed_too_soon(self) -> bool:
+        """Whether a receipt says that the training completed in it, although the line went on after it."""
+        return self.went_on and any(one.outcome is Outcome.COMPLETED for one in self.machines)
 
     @property
     def last(self) -> Ticket | None:
@@ -78,7 +85,7 @@ def walk_line(data: bytes, *, owner: bytes, now_us: int | None = None) -> tuple[
     whole = [verdict for its in receipts for verdict in its]
     line = _check_one_line(whole)
     broker = whole[0].chain.delegation.broker_public
-    walker = _Walker(line, broker, owner, whole[0])
+    walker = _Walker(line, broker, owner, whole[0], len(file.legs))
     walked = [
         walker.leg(number, leg, its) for number, (leg, its) in enumerate(zip(file.legs, receipts, strict=True), 1)
     ]
@@ -116,8 +123,8 @@ def _check_one_line(receipts: Sequence[Verdict]) -> bytes:
 class _Walker:
     """Holds each leg to the ones before it."""
 
-    def __init__(self, line: bytes, broker: bytes, owner: bytes, first: Verdict) -> None:
-        self._line, self._broker, self._owner = line, broker, owner
+    def __init__(self, line: bytes, broker: bytes, owner: bytes, first: Verdict, count: int) -> None:
+        self._line, self._broker, self._owner, self._count = line, broker, owner, count
         token = first.chain.token
         self._deployment, self._manifest = token.deployment, token.manifest_sha256
         self._machines = first.machines
@@ -144,11 +151,15 @@ class _Walker:
             seq=seq,
             step=begun_step,
             rewind=rewind,
+            went_on=number < self._count,
         )
 
     def _abandoned(self, number: int, envelope: Envelope | None, machines: Sequence[Verdict]) -> LegAbandoned | None:
         """Return the gate's word on a leg, checked against its receipts: all of them are there, or it is."""
         keys = _by_machine(number, machines)
+        if self._machines > 1 and machines:
+            with _within(number):
+                check_group([one.chain for one in machines], whole=False)
         if envelope is None:
             missing = sorted(set(range(self._machines)) - set(keys))
             if missing:
@@ -158,8 +169,6 @@ class _Walker:
                     f"leg {number} left no receipt{named} that is known here, and no word of its gate that it is over",
                     hint=_ASK,
                 )
-            if self._machines > 1:
-                check_group([one.chain for one in machines])
             return None
         said = self._of_line(LegAbandoned, envelope, self._broker, number)
         if said.manifest_sha256 != self._manifest:

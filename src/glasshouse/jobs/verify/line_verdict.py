@@ -65,6 +65,8 @@ class LineVerdict:
         if self.not_wiped:
             named = ", ".join(map(str, self.not_wiped))
             text += f" That the machines of leg {named} wiped themselves is NOT SHOWN."
+        if early := [str(leg.number) for leg in self.legs if leg.completed_too_soon]:
+            text += f" A receipt of leg {', '.join(early)} says completed, and the line WENT ON after it."
         return f"{text} {self._receipts[0].proves}"
 
     @property
@@ -103,6 +105,8 @@ def leg_words(leg: WalkedLeg) -> str:
         ended = f"{why}{ends}; " + ("wiped, by its receipt" if is_wiped(leg) else "something was FOUND after it")
     else:
         ended = f"{why}its wiping is NOT SHOWN"
+    if leg.completed_too_soon:
+        ended += "; its receipt says completed, and the line WENT ON after it: its outputs are not the line's"
     return f"{where}: from {begun}{last}; {ended}"
 
 
