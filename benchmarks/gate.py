@@ -158,7 +158,7 @@ def exchange(actor: Actor, gate: BrokerClient, loop: Loop) -> None:
         GlasshouseError: there is none, or not the right one.
     """
     manifest = actor.owner.manifest
-    _, release = attest(
+    _, release, _ = attest(
         loop=loop,
         gate=gate,
         launch=actor.launch,

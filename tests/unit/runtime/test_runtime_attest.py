@@ -26,6 +26,7 @@ class Clock:
     def __init__(self) -> None:
         self.time_s = 100.0
         self.naps: list[float] = []
+        self.pending_s = 0.0
 
     def now_s(self) -> float:
         return self.time_s
@@ -55,7 +56,8 @@ def answered(world: World, *answers: bytes | GlasshouseError) -> tuple[Callable[
 
     def ask() -> bytes:
         launch: LaunchFile = world.launch_file()
-        return attest._answer(clock, gate, launch, world.challenge, b"evidence", world.evidence_key)  # type: ignore[arg-type]
+        answer, clock.pending_s = attest._answer(clock, gate, launch, world.challenge, b"evidence", world.evidence_key)  # type: ignore[arg-type]
+        return answer
 
     return ask, gate, clock
 
@@ -75,6 +77,7 @@ def test_it_asks_the_same_until_there_is_a_release() -> None:
     assert (request.nonce, request.evidence_sha256) == (world.challenge.nonce, sha256(b"evidence"))
     assert clock.naps == sorted(clock.naps)
     assert max(clock.naps) <= 1.0
+    assert clock.pending_s == clock.time_s - clock.naps[-1], "the gate had not released when it was asked before"
 
 
 def test_a_broker_that_is_away_for_a_while_is_asked_again() -> None:
@@ -100,6 +103,7 @@ class Exchange:
     evidence: Gate
     clock: Clock = field(default_factory=Clock)
     made: list[bytes] = field(default_factory=list)
+    since_s: float = 0.0
 
     def post(self, path: str, body: bytes) -> bytes:
         return {"/v1/challenge": self.challenges, "/v1/evidence": self.evidence}[path].post(path, body)
@@ -124,7 +128,8 @@ def exchange(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Exchange]:
             attester=lambda _challenge, _now_us: (None, ()),  # type: ignore[arg-type,return-value]
             sent=met.made.append,
         )
-        assert found == (met.made[-1], RELEASE)
+        assert found[:2] == (met.made[-1], RELEASE)
+        met.since_s = found[2]
         return met
 
     return run
@@ -151,6 +156,7 @@ def test_evidence_whose_answer_was_lost_is_sent_again_for_the_same_challenge(
     met = exchange([AWAY] * 6 + [RELEASE])
     assert met.evidence.asked == [("/v1/evidence", b"evidence 0")] * 7
     assert len(met.challenges.asked) == len(met.made) == 1
+    assert met.since_s == 100.0 < met.clock.time_s, "the lease runs from when it was sent first"
 
 
 def test_evidence_that_arrived_although_its_answer_was_lost_is_made_anew(exchange: Callable[..., Exchange]) -> None:

@@ -85,7 +85,13 @@ class Desk:
     """A run's log and its keeper."""
 
     def __init__(
-        self, *, lease_s: float = 60.0, deaf: bool = False, forger: SigningKey | None = None, leg: bool = False
+        self,
+        *,
+        lease_s: float = 60.0,
+        deaf: bool = False,
+        forger: SigningKey | None = None,
+        leg: bool = False,
+        released_s_ago: float = 0.0,
     ) -> None:
         self.loop, run_id, key = Loop(), secrets.token_hex(16), SigningKey.generate()
         self.log = EventLog(
@@ -105,6 +111,7 @@ class Desk:
             countersigned=self.kept.append,
             trouble=self.troubles.append,
             lease_s=lease_s,
+            since_s=self.loop.now_s() - released_s_ago,
             leg=leg,
         )
 
@@ -175,6 +182,13 @@ def test_a_lease_without_contact_ends_the_run() -> None:
     desk = Desk(lease_s=0.3)
     desk.settle()
     desk.broker.away = True
+    with pytest.raises(RunError) as caught:
+        desk.loop.run_until(lambda: False, within_s=20)
+    assert caught.value.code is Code.LEASE_LOST
+
+
+def test_a_release_that_was_held_back_has_less_of_its_lease_left() -> None:
+    desk = Desk(lease_s=60.0, deaf=True, released_s_ago=60.0)
     with pytest.raises(RunError) as caught:
         desk.loop.run_until(lambda: False, within_s=20)
     assert caught.value.code is Code.LEASE_LOST

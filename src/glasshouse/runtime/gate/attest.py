@@ -55,8 +55,11 @@ def attest(
     evidence_key: SigningKey,
     attester: Callable[[Challenge, int], tuple[Claims, tuple[Blob, ...]]],
     sent: Callable[[bytes], None],
-) -> tuple[bytes, CheckedRelease]:
-    """Obtain a release; return the evidence that was accepted, and the release for it.
+) -> tuple[bytes, CheckedRelease, float]:
+    """Obtain a release; return the evidence that was accepted, the release for it, and from when its lease runs.
+
+    The last is a time of the loop before which the gate had not released: an answer that was held back, or lost, does
+    not extend the lease.
 
     Args:
         loop: goes on meanwhile: a debugger, a signal or the worker's end is noticed.
@@ -70,7 +73,7 @@ def attest(
             `release-invalid` when its answer fails its checks, or when it never comes to an end of waiting.
     """
     give_up_s, wait_s = loop.now_s() + DEADLINE_S, _FIRST_RETRY_S
-    asking, exchange = b"", None
+    asking, exchange, since_s = b"", None, loop.now_s()
     while True:
         try:
             if exchange is None:
@@ -82,9 +85,11 @@ def attest(
                 made = attester(challenge, now_us())
                 exchange = challenge, evidence_message(*made, evidence_key=evidence_key, launch_key=launch.key())
                 sent(exchange[1])
+                since_s = loop.now_s()
             challenge, evidence = exchange
-            return evidence, check_release(
-                _answer(loop, gate, launch, challenge, evidence, evidence_key),
+            answer, pending_s = _answer(loop, gate, launch, challenge, evidence, evidence_key)
+            release = check_release(
+                answer,
                 launch,
                 challenge,
                 evidence=evidence,
@@ -93,6 +98,7 @@ def attest(
                 floor=manifest.floor,
                 now_us=now_us(),
             )
+            return evidence, release, max(since_s, pending_s)
         except (PeerError, RefusedError) as error:
             again = error.code is Code.BROKER_UNREACHABLE or error.code in _USED_UP
             if not again or loop.now_s() + wait_s > give_up_s:
@@ -105,23 +111,28 @@ def attest(
 
 def _answer(
     loop: Loop, gate: BrokerClient, launch: LaunchFile, challenge: Challenge, evidence: bytes, evidence_key: SigningKey
-) -> bytes:
-    """Send the evidence and return the broker's answer; a machine of a group may have to wait for the others."""
+) -> tuple[bytes, float]:
+    """Send the evidence and return the broker's answer; a machine of a group may have to wait for the others.
+
+    Beside it, the time at which the last request was sent that it was told to wait upon; 0 for none.
+    """
+    asked_s = loop.now_s()
     try:
-        return gate.post("/v1/evidence", evidence)
+        return gate.post("/v1/evidence", evidence), 0.0
     except PendingError:
         group = launch.claims().group
         if group is None or group.machines == 1:
             raise
     request = release_request(challenge, evidence, evidence_key=evidence_key)
     lifetime_s = (challenge.expires_us - challenge.issued_us) / 1e6  # its own clock: the broker's is not ours
-    give_up_s, wait_s = loop.now_s() + lifetime_s + _SETTLED_S, _FIRST_RETRY_S
+    give_up_s, wait_s, pending_s = loop.now_s() + lifetime_s + _SETTLED_S, _FIRST_RETRY_S, asked_s
     while True:
         loop.sleep(wait_s)
-        wait_s = min(2 * wait_s, _ASK_EVERY_S)
+        wait_s, asked_s = min(2 * wait_s, _ASK_EVERY_S), loop.now_s()
         try:
-            return gate.post("/v1/release", request)
+            return gate.post("/v1/release", request), pending_s
         except PendingError:
+            pending_s = asked_s
             if loop.now_s() > give_up_s:
                 raise
         except PeerError as error:

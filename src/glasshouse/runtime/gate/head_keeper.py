@@ -44,6 +44,7 @@ class HeadKeeper:
         countersigned: called with each countersigned head's bytes.
         trouble: called with the code of each kind of trouble, once per kind.
         lease_s: how long the run may go on without contact.
+        since_s: the loop's time from which the first lease runs: when the release was asked for.
         leg: whether the run is a leg of a line, which the gate may fence off.
     """
 
@@ -58,6 +59,7 @@ class HeadKeeper:
         countersigned: Callable[[bytes], None],
         trouble: Callable[[Code], None],
         lease_s: float,
+        since_s: float,
         leg: bool = False,
     ) -> None:
         self._loop, self._gate, self._log = loop, gate, log
@@ -74,7 +76,7 @@ class HeadKeeper:
         self._timers: dict[str, Timer] = {}
         self.last: CountersignedHead | None = None  # the last countersigned head
         self.last_signed = b""  # the same head as this run signed it
-        self._renew_lease(loop.now_s())
+        self._renew_lease(since_s)
         self.publish()
 
     @property

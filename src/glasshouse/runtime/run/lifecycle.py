@@ -198,7 +198,7 @@ def _attest(run: Run, identity: RunIdentity, manifest: Manifest, hpke_public: by
         return claims, software.collect(composite=composite(claims), nonce=challenge.nonce)
 
     with run.times.step("attest"):
-        run.evidence, run.release = attest(
+        run.evidence, run.release, since_s = attest(
             loop=run.loop,
             gate=run.gate,
             launch=launch,
@@ -219,6 +219,7 @@ def _attest(run: Run, identity: RunIdentity, manifest: Manifest, hpke_public: by
         countersigned=partial(run.write, run.out.head),
         trouble=lambda code: run.notice(code.value),
         lease_s=ear.lease_s,
+        since_s=since_s,
         leg=ear.line is not None,
     )
     seconds = min(ear.max_duration_s, run.options.max_seconds or ear.max_duration_s)
