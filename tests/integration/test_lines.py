@@ -198,7 +198,7 @@ def test_a_job_that_is_stopped_saves_once_more_and_a_store_that_changed_it_opens
     assert last.last is not None
     assert (last.last.seq, last.last.step) == (2, 99), first.log()
 
-    (part,) = (path for path in world.store.rglob("*") if re.fullmatch(r"1-2-0-[0-9a-f]{64}", path.name))
+    (part,) = (path for path in world.store.rglob("*") if re.fullmatch(r"1-2-0-[0-9]+-[0-9a-f]{64}", path.name))
     honest = part.read_bytes()
     part.write_bytes(honest[:-20] + bytes([honest[-20] ^ 1]) + honest[-19:])
     damaged = world.start()

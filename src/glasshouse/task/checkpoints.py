@@ -110,6 +110,9 @@ class Resumable:
 class Checkpoints:
     """The checkpoints of one job.
 
+    Attributes:
+        saved: the files that are in one, below the job's folder.
+
     Args:
         line: where they go; None for nowhere.
         folder: the job's.
@@ -118,6 +121,7 @@ class Checkpoints:
     def __init__(self, line: Line | None, folder: Path) -> None:
         self.line = line
         self._folder = folder
+        self.saved: set[str] = set()
         self._begun: Part | None = None
 
     def due(self) -> bool:
@@ -138,9 +142,11 @@ class Checkpoints:
         if part is None:
             return False
         with part:
-            for name, path in self._files(names):
+            found = list(self._files(names))
+            for name, path in found:
                 if not any(name == other or name.startswith(f"{other}/") for other in part.excepted):
                     _send(part, name, path)
+        self.saved.update(name for name, _ in found)
         return True
 
     def begin(self, *, step: int, wait_s: float = 0.0, paths: Sequence[str] = ()) -> Part | None:

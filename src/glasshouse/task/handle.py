@@ -330,7 +330,8 @@ class Task(Resumable):
             return
         if self._before is not None:
             folders = list(self._output_dirs.values())
-            found = uncollected.look(self._workspace, self._before, folder=self._input_dir, outputs=folders)
+            where, saved = self._workspace, self.checkpoints.saved
+            found = uncollected.look(where, self._before, folder=self._input_dir, outputs=folders, saved=saved)
             if found is not None:
                 sys.stdout.flush()
                 sys.stderr.write(f"{found.line()}\n")

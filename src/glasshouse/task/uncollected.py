@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,13 +59,19 @@ def snapshot(workspace: Path) -> Snapshot:
     return dict(_files(workspace))
 
 
-def look(workspace: Path, before: Snapshot, *, folder: Path, outputs: Sequence[Path]) -> Uncollected | None:
-    """Return what was written since `before` and lies in none of the folders `outputs`, by names below `folder`."""
+def look(
+    workspace: Path, before: Snapshot, *, folder: Path, outputs: Sequence[Path], saved: Set[str] = frozenset()
+) -> Uncollected | None:
+    """Return what was written since `before` and lies in none of the folders `outputs`, by names below `folder`.
+
+    Files of `saved`, below `folder`, are in a checkpoint, and not lost.
+    """
+    kept = {(folder / name).relative_to(workspace).as_posix() for name in saved}
     collected = tuple(f"{path.relative_to(workspace).as_posix()}/" for path in outputs)
     new = [
         (name, state[1])
         for name, state in sorted(_files(workspace), key=lambda file: file[0].split("/"))
-        if before.get(name) != state and not name.startswith(collected)
+        if before.get(name) != state and name not in kept and not name.startswith(collected)
     ]
     links = [output / name for output in outputs for name, entry in entries(output) if entry.is_symlink()]
     if not new and not links:

@@ -50,6 +50,7 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
     with leg(line, tmp_path_factory.mktemp("first")) as agent:
         ended = agent.run()
     assert ended.exit_code == 0, ended.log
+    assert "and lost" not in ended.log, "what is in a checkpoint"
     assert json.loads(ended.outputs["done.json"]) == [1, 2, 3, 4]
     assert kinds(ended.messages).count("checkpoint") == 4
     assert list(ended.outputs) == ["done.json"]
