@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +59,9 @@ class LineGate:
 
     def ensure(self) -> LineGate:
         return self
+
+    def kept(self) -> AbstractContextManager[LineGate]:
+        return nullcontext(self)
 
     def give_back(self) -> bool:
         return False

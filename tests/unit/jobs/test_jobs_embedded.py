@@ -93,6 +93,18 @@ def test_two_runs_at_once_start_one_broker(home: Home) -> None:
     assert len({one.process for one in found}) == 1
 
 
+def test_a_broker_that_is_asked_without_a_run_is_not_stopped_by_another_command(home: Home) -> None:
+    """As where a run is moved: the command that it ran under gives the broker back while the next leg is asked for."""
+    mine = Embedded(home)
+    with mine.kept() as serving:
+        ending = threading.Thread(target=Embedded(home).give_back)
+        ending.start()
+        assert not Embedded(home).retire()
+        assert serving.client().broker_public() == serving.public
+    ending.join()
+    assert mine.serving is None
+
+
 def test_a_dead_runs_record_does_not_keep_the_broker(home: Home) -> None:
     a_run(home, ProcessName(pid=2**22 - 1, started=1))
     broker = Embedded(home)

@@ -69,9 +69,15 @@ class Embedded:
 
     def ensure(self) -> Serving:
         """Return the broker once it answers, started if need be; raises `PeerError`: `broker-unreachable`."""
+        with self.kept() as serving:
+            return serving
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[Serving]:
+        """Return it as `ensure` does to who asks without a run: it is not stopped until the block ends."""
         private_folder(self._home.broker)
         with locked(self._lock, file=True):
-            return self._answering() or self._start()
+            yield self._answering() or self._start()
 
     def give_back(self) -> bool:
         """Stop the broker if it is embedded and no run needs it; return whether it was stopped."""

@@ -6,7 +6,9 @@ its preparation a run needs no private key of the owner's.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -214,6 +216,11 @@ class GateBroker:
         """Return the gate once it answers as it was pinned; raises `PeerError`."""
         self._gate.client().check_known()
         return self
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[GateBroker]:
+        """Return the gate as `ensure` does: what others do does not stop it."""
+        yield self.ensure()
 
     def stores(self) -> bool:
         """Return whether it stores what a run elsewhere leaves after its machine is gone; raises `PeerError`."""

@@ -7,6 +7,7 @@ within the caps of the job.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationErr
 from glasshouse.jobs.define.jobfile import Ranks
 from glasshouse.jobs.define.package_records import PackageRecord
 from glasshouse.jobs.define.wanted import Wanted
+from glasshouse.jobs.gates.embedded import Serving
+from glasshouse.jobs.gates.known_gates import GateBroker
 from glasshouse.jobs.gates.line_notes import KnownLeg
 from glasshouse.jobs.lines.going_on import GoingOn, go_on, last_leg
 from glasshouse.jobs.owner.home import Home
@@ -70,7 +73,17 @@ def plan(
     """Decide how a run's line goes on, by its own broker, which is given back where it does not; raises as `go_on`."""
     broker = broker_for(home, run.load().gate, identity)
     try:
-        return go_on(run, home=home, identity=identity, serving=broker.ensure, lost=lost, rewind_to=rewind_to)
+        # The command of the leg before may give the broker back meanwhile.
+        kept: contextlib.AbstractContextManager[Serving | GateBroker] = broker.kept()
+        with contextlib.ExitStack() as asked:
+            return go_on(
+                run,
+                home=home,
+                identity=identity,
+                serving=lambda: asked.enter_context(kept),
+                lost=lost,
+                rewind_to=rewind_to,
+            )
     except BaseException:
         broker.give_back()
         raise
