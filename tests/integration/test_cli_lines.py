@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from glasshouse.errors import ExitCode
+from glasshouse.providers.serve.keepers import KEEPER
 from simulators.command_line import Shell
 from simulators.line_user import add_checkpoints, kill_runtime, wait_for_checkpoint
 from tools.sshd import needs_sshd, serving_ssh
@@ -113,12 +118,54 @@ def test_a_run_goes_back_to_an_older_checkpoint_by_its_owners_order(shell: Shell
     assert "from checkpoint 1 (step 1), an older one by its owner's order" in verified.out
 
 
+@contextmanager
+def serving_machines(shell: Shell, folder: Path, *names: str) -> Iterator[None]:
+    """Serve machines of the user's behind one sshd, each with a folder of its own."""
+    with serving_ssh(folder / "ssh") as host:
+        url, ways = f"ssh://{host.host}:{host.port}", ("--config", str(folder / "ssh" / "client"), "--force")
+        for name in names:
+            there = ("--python", sys.executable, "--folder", str(folder / name))
+            added = shell.ask("machine", "add", name, url, *ways, *there)
+            assert added.code == ExitCode.DONE, added.err
+        yield
+
+
+@needs_sshd
+def test_a_run_whose_runtime_is_killed_at_one_machine_goes_on_at_another_by_its_owners_word(
+    shell: Shell, tmp_path: Path
+) -> None:
+    with serving_machines(shell, tmp_path, "lab", "den"):
+        before = shell.known()
+        running = shell.start("run", "short.toml", "--on", "lab", "--json")
+        first = str(shell.wait_until_running(before)["run_id"])
+        wait_for_checkpoint(shell, first)
+        keeper = json.loads((tmp_path / "lab" / "runs" / first / KEEPER).read_text())
+        os.kill(int(keeper["runtime"]), signal.SIGKILL)
+        assert shell.end(running).object["outcome"] == "lost"
+        # That it was killed is the word of its host alone.
+        busy = shell.ask("resume", first, "--on", "den", "--json")
+        assert (busy.code, busy.error["code"]) == (ExitCode.USAGE, "line-busy"), busy.out
+        assert "--lost" in busy.error["hint"]
+        resumed = shell.ask("resume", first, "--lost", "--on", "den", "--json")
+        assert resumed.code == ExitCode.DONE, resumed.out + resumed.err
+        second = resumed.object["run_id"]
+        assert [(leg["place"], leg["outcome"], leg["wiping_shown"]) for leg in resumed.object["line"]["legs"]] == [
+            ("lab", "lost", False),
+            ("den", "completed", True),
+        ]
+        assert shell.ask("fetch", second, "-o", str(tmp_path / "out")).code == ExitCode.DONE
+        verified = shell.ask("verify", second, "--json")
+        assert (verified.code, verified.object["status"], verified.object["not_wiped"]) == (ExitCode.DONE, "good", [1])
+        begun = verified.object["legs"][1]["begins"]["step"]
+        assert begun >= 1
+        assert (tmp_path / "out" / "result.txt").read_text() == f"{begun} 60"
+        assert [shell.ask("machine", "sweep", name).code for name in ("lab", "den")] == [ExitCode.DONE] * 2
+        assert [path for name in ("lab", "den") for path in (tmp_path / name / "runs").iterdir()] == []
+
+
 @needs_sshd
 def test_a_run_is_moved_to_another_machine_and_the_first_is_shown_to_be_wiped(shell: Shell, tmp_path: Path) -> None:
-    with serving_ssh(tmp_path / "ssh") as host:
-        url = f"ssh://{host.host}:{host.port}"
-        ways = ("--python", sys.executable, "--config", str(tmp_path / "ssh" / "client"), "--force")
-        assert shell.ask("machine", "add", "lab", url, *ways, "--folder", str(tmp_path / "there")).code == 0
+    with serving_machines(shell, tmp_path, "lab"):
         before = shell.known()
         running = shell.start("run", "short.toml", "--json")
         run = str(shell.wait_until_running(before)["run_id"])
@@ -139,10 +186,7 @@ def test_a_run_is_moved_to_another_machine_and_the_first_is_shown_to_be_wiped(sh
 def test_a_machine_that_was_called_lost_and_lives_is_ended_by_a_sweep_and_its_receipt_counts(
     shell: Shell, tmp_path: Path
 ) -> None:
-    with serving_ssh(tmp_path / "ssh") as host:
-        url = f"ssh://{host.host}:{host.port}"
-        ways = ("--python", sys.executable, "--config", str(tmp_path / "ssh" / "client"), "--force")
-        assert shell.ask("machine", "add", "lab", url, *ways, "--folder", str(tmp_path / "there")).code == 0
+    with serving_machines(shell, tmp_path, "lab"):
         before = shell.known()
         running = shell.start("run", "long.toml", "--on", "lab", "--json")
         first = str(shell.wait_until_running(before)["run_id"])

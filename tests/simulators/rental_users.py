@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from simulators.command_line import Shell
 from simulators.fake_runpod import fake_runpod
 from simulators.fake_vast import fake_vast
 
-__all__ = ["WAYS", "Account", "Renting", "Way", "bare_image", "serving_account"]
+__all__ = ["WAYS", "Account", "Renting", "Way", "bare_image", "serving_account", "serving_accounts"]
 
 TOOL = Path(__file__).parents[1] / "tools" / "quick_renting.py"
 MACHINE = """
@@ -103,15 +103,23 @@ def bare_image(folder: Path) -> Path:
 @contextmanager
 def serving_account(name: str, folder: Path, image: Path) -> Iterator[Account]:
     """Serve a user's account at a provider as long as the block lasts; nothing is rented or runs after it."""
-    way = WAYS[name]
+    with serving_accounts(folder, image, name) as (account,):
+        yield account
+
+
+@contextmanager
+def serving_accounts(folder: Path, image: Path, *names: str) -> Iterator[tuple[Account, ...]]:
+    """Serve one user's accounts at providers, as `serving_account` does."""
     (folder / "user").mkdir()
     shell = Renting(folder / "user", image)
-    with way.fake(folder / "provider") as fake:
-        shell.environment[way.url] = fake.url
-        accounts = shell.home / "accounts"
-        accounts.mkdir(mode=0o700)
-        (accounts / name).write_text(fake.key)
-        (accounts / name).chmod(0o600)
-        yield Account(name, shell, fake)
-        assert fake.left() == []
+    keys = shell.home / "accounts"
+    keys.mkdir(mode=0o700)
+    with ExitStack() as serving:
+        fakes = {name: serving.enter_context(WAYS[name].fake(folder / name)) for name in names}
+        for name, fake in fakes.items():
+            shell.environment[WAYS[name].url] = fake.url
+            (keys / name).write_text(fake.key)
+            (keys / name).chmod(0o600)
+        yield tuple(Account(name, shell, fake) for name, fake in fakes.items())
+        assert [fake.left() for fake in fakes.values()] == [[]] * len(names)
     assert shell.left_running() == []
