@@ -138,14 +138,20 @@ def _ranks(group: Group, conclusion: Conclusion) -> str:
     return "\n".join(lines)
 
 
-def work_text(work: Work, planned: int | None = None) -> str:
-    """Return what was trained, in how long; `planned` is shown where it was more."""
+def work_text(work: Work, planned: int | None = None, *, goes_on: bool = False) -> str:
+    """Return what was trained, in how long; `planned` is shown where it was more.
+
+    Args:
+        goes_on: whether it counts what legs of a line did before: then its steps and its time are not of each other.
+    """
     seconds = work.elapsed_us / 1e6
     took = f"{format_s(seconds)}; ended by: {work.stop_reason}"
     if not work.done:  # a script need not report any
         return took
     of = f" of {planned}" if planned is not None and planned > work.done else ""
     rate = f" ({work.done / seconds:.3g}/s)" if seconds else ""
+    if goes_on:
+        return f"{work.done}{of} {work.unit}s with those of the legs before; this one took {took}"
     return f"{work.done}{of} {work.unit}s in {format_s(seconds)}{rate}; ended by: {work.stop_reason}"
 
 
@@ -159,7 +165,7 @@ def _facts(
 ) -> dict[str, object]:
     facts: dict[str, object] = {}
     if receipt.work is not None:
-        facts["work"] = work_text(receipt.work, planned)
+        facts["work"] = work_text(receipt.work, planned, goes_on=receipt.line is not None and receipt.line.seq > 0)
     if receipt.loss is not None:
         facts["loss"] = f"{float(receipt.loss.first):.4g} → {float(receipt.loss.final):.4g}"
     if receipt.trainable is not None:

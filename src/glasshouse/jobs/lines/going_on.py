@@ -44,7 +44,7 @@ from glasshouse.wire.states import Outcome, State
 # What is signed anew before the leg is launched.
 _DELEGATED_LATER = frozenset({Code.CHAIN_DELEGATION})
 # As of the gate, beyond the lease: how far a clock may be off.
-_OVER_AFTER_S = 60
+OVER_AFTER_S = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,7 +223,7 @@ class _Line:
                 Code.LINE_BUSY,
                 f"leg {current} of the line of run {self._run} may go on: its gate heard of it {format_s(silent_s)} "
                 "ago, and nothing shows that its machine is gone",
-                hint=f"it is over when {format_s(lease_s + _OVER_AFTER_S)} have passed without a word of it; if its "
+                hint=f"it is over when {format_s(lease_s + OVER_AFTER_S)} have passed without a word of it; if its "
                 "machine is certainly gone, say so: --lost",
             )
         said = LegLost(deployment=self._deployment, leg=current, line=self._id, serial_us=self._now_us)

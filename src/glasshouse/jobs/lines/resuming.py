@@ -16,14 +16,17 @@ from dataclasses import replace
 from glasshouse.errors import Code, GlasshouseError, UsageError, VerificationError
 from glasshouse.jobs.define.jobfile import Ranks
 from glasshouse.jobs.define.package_records import PackageRecord
+from glasshouse.jobs.define.run_terms import RunTerms
 from glasshouse.jobs.define.wanted import Wanted
 from glasshouse.jobs.gates.embedded import Serving
 from glasshouse.jobs.gates.known_gates import GateBroker
 from glasshouse.jobs.gates.line_notes import KnownLeg
-from glasshouse.jobs.lines.going_on import GoingOn, go_on, last_leg
+from glasshouse.jobs.lines.going_on import OVER_AFTER_S, GoingOn, go_on, last_leg
+from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
+from glasshouse.jobs.places.known_machines import place_of
 from glasshouse.jobs.places.rental_journal import Journal, provider_at
 from glasshouse.jobs.places.rented_machine import return_left
 from glasshouse.jobs.supervise import attach, control
@@ -32,6 +35,7 @@ from glasshouse.jobs.supervise.run_request import Listener, RunRequest, split_pl
 from glasshouse.jobs.supervise.supervision import Ended
 from glasshouse.jobs.verify.conclusion import NO_RECEIPT
 from glasshouse.jobs.verify.verdict import Status
+from glasshouse.providers.rental.known import PROVIDERS
 from glasshouse.wire.states import Outcome
 
 # What keeps a run from beginning at one place, and need not at the next.
@@ -41,6 +45,8 @@ _ELSEWHERE = frozenset(
         *(Code.PROVIDER_KEY, Code.PROVIDER_MONEY, Code.PROVIDER_PROTOCOL, Code.RENTAL_UNCERTAIN),
     }
 )
+_ASK_EVERY_S = 5.0
+_SETTLED_S = 30.0  # for the gate's clock to be past the end of a lease
 
 
 def run_through(request: RunRequest, *, home: Home, identity: Identity, listener: Listener) -> Ended | RunFolder:
@@ -56,7 +62,7 @@ def run_through(request: RunRequest, *, home: Home, identity: Identity, listener
         left -= 1
         name, where = ended.record.run_id[:8], _where(ended, lost)
         try:
-            going = plan(ended.folder, home=home, identity=identity)
+            going = _plan_when_over(ended.folder, where, home=home, identity=identity, listener=listener)
             request = _after(request, ended, lost, going, home)
             told = f"{where} is lost; {left} more may be replaced"
             request, ended = _first_to_be_had(request, home=home, identity=identity, listener=listener, told=told)
@@ -87,6 +93,23 @@ def plan(
     except BaseException:
         broker.give_back()
         raise
+
+
+def _plan_when_over(run: RunFolder, where: str, *, home: Home, identity: Identity, listener: Listener) -> GoingOn:
+    """Plan as `plan` does, and wait for the lease of a machine of which nothing shows that it is gone."""
+    lease_s = RunTerms.load(run).policy.lease_s
+    until_s, told = time.monotonic() + lease_s + OVER_AFTER_S + _SETTLED_S, False
+    while True:
+        try:
+            return plan(run, home=home, identity=identity)
+        except UsageError as error:
+            if error.code is not Code.LINE_BUSY or time.monotonic() > until_s:
+                raise
+        if not told:
+            told = True
+            most = format_s(lease_s + OVER_AFTER_S)
+            listener.step(f"{where} is lost, and may still work: waiting for its lease and a minute, {most} at most")
+        time.sleep(_ASK_EVERY_S)
 
 
 def _first_to_be_had(
@@ -275,8 +298,11 @@ def migrate(
     """
     folder = last_leg(run, home).folder
     name = folder.run_id[:8]
+    _check_target(on.split(","), RunTerms.load(folder), home)  # before anything is stopped for it
     if control.look(folder, home).doing != Phase.ENDED:
-        listener.step(f"asking {name} to stop: it saves a last checkpoint, and wipes itself")
+        listener.step(
+            f"asking {name} to stop: it saves a last checkpoint if its script hears of the stop, and wipes itself"
+        )
         attach.stop(folder, home)
         attach.wait(folder, home, listener)
     record = control.look(folder, home).record
@@ -290,7 +316,26 @@ def migrate(
             hint=f"where that will do: glasshouse resume {name} --on {on}",
         )
     listener.step(f"{name} has wiped itself, by its receipt")
-    return resume(folder, home=home, identity=identity, listener=listener, on=on, detach=detach, accept=accept)
+    try:
+        return resume(folder, home=home, identity=identity, listener=listener, on=on, detach=detach, accept=accept)
+    except GlasshouseError as error:
+        error.hint = f"{error.hint}; it was stopped, and can go on: glasshouse resume {name} --on NAME".removeprefix(
+            "; "
+        )
+        raise
+
+
+def _check_target(names: Sequence[str], terms: RunTerms, home: Home) -> None:
+    """Refuse a place that is not known, cannot be reached or rents nothing to this run; raises `GlasshouseError`."""
+    for name in names:
+        if name not in PROVIDERS:
+            place_of(home, name).check()
+        elif terms.machine is None:
+            raise UsageError(
+                Code.USAGE,
+                f"the job of this run did not say what a machine of {name} may cost",
+                hint="name a machine that was added, or begin anew with [machine] in the job file",
+            )
 
 
 def _was_at(folder: RunFolder) -> tuple[str, ...]:
