@@ -69,6 +69,7 @@ def test_a_run_whose_machine_was_lost_goes_on_and_both_machines_are_accounted_fo
     assert "2 legs (assurance software): the training completed in the last" in verified.out
     assert "its wiping is NOT SHOWN" in verified.out
     assert "its wiping is not shown" in shell.ask("status", second).out
+    assert f"it went on as {second[:8]}" in shell.ask("status", first).out
     # The file of the line says the same to who has no more than that, and the owner's public key.
     assert shell.ask("export", second, "-o", str(tmp_path / "export"), "--pem").code == ExitCode.DONE
     shutil.copy(shell.home / "owner.pub", tmp_path)
@@ -170,6 +171,10 @@ def test_a_run_is_moved_to_another_machine_and_the_first_is_shown_to_be_wiped(sh
         running = shell.start("run", "short.toml", "--json")
         run = str(shell.wait_until_running(before)["run_id"])
         wait_for_checkpoint(shell, run)
+        # A name that is none stops nothing.
+        mistyped = shell.ask("migrate", run, "--on", "nowhere", "--json")
+        assert (mistyped.code, mistyped.error["code"]) == (ExitCode.USAGE, "usage")
+        assert shell.ask("status", run, "--json").object["outcome"] is None
         moved = shell.ask("migrate", run, "--on", "lab", "--json")
         assert moved.code == ExitCode.DONE, moved.out + moved.err
         assert shell.end(running).object["outcome"] == "interrupted"

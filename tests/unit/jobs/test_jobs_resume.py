@@ -328,6 +328,26 @@ def test_a_lost_machine_is_replaced_by_the_next_place_and_it_is_said(
     assert "is lost; 1 more may be replaced; leg 2 goes on from checkpoint 4, at vast" in places.said[0]
 
 
+def test_a_lost_machine_that_may_still_work_is_replaced_once_its_lease_is_over(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = [UsageError(Code.LINE_BUSY, "leg 1 may go on")] * 2
+    really = resuming.plan
+
+    def plan(*run: Any, **how: Any) -> GoingOn:
+        if busy:
+            raise busy.pop()
+        return really(*run, **how)
+
+    places = Places(owner, monkeypatch, [LOST, DONE])
+    monkeypatch.setattr(Places, "step", lambda self, text: self.said.append(text))
+    monkeypatch.setattr(resuming, "plan", plan)
+    monkeypatch.setattr(resuming, "_ASK_EVERY_S", 0.0)
+    assert places.through(on=("lab",), spare=("den",)).conclusion == DONE
+    assert ["waiting for its lease and a minute" in said for said in places.said] == [True, False]
+    assert busy == []
+
+
 def test_no_more_machines_are_replaced_than_the_job_allows(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     places = Places(owner, monkeypatch, [LOST, TAKEN, LOST, DONE])
     ended = places.through(on=("local",))

@@ -18,12 +18,16 @@ def command(
     options: OwnerOptions,
 ) -> int:
     """Move a run, and return the exit code of the end of its new leg."""
+    from glasshouse.cli.show.live_view import RunView
     from glasshouse.jobs.lines.resuming import migrate
     from glasshouse.jobs.owner.rundir import RunFolder
 
     home, identity, steps = options.own_home, options.unlock(), listener_for(options, yes=yes)
+    folder = RunFolder.find(home, run)
+    if isinstance(steps, RunView):
+        steps.expect(folder.load(), None)  # what it is shown first is how that run ends
     ended = migrate(
-        RunFolder.find(home, run),
+        folder,
         home=home,
         identity=identity,
         listener=steps,
