@@ -218,6 +218,7 @@ def test_a_job_that_is_stopped_saves_once_more_and_a_store_that_changed_it_opens
     assert "begun at 99" in fourth.log()
 
 
+@pytest.mark.long  # lost answers are waited for by the clock: with four tests at once on two cores it is too late
 def test_what_a_job_had_saved_when_it_failed_is_counted(line: Make, tmp_path: Path) -> None:
     world = line(script(steps=1, then='raise ValueError("a card fell off the bus")'))
     asked = Counter[str]()
@@ -240,8 +241,7 @@ HOLDING = """
 import time
 pathlib.Path("state/secret").write_text(pathlib.Path("secret.txt").read_text())
 here.save_checkpoint("state", step=9, wait=True)
-for _ in range(40):
-    time.sleep(0.05)
+time.sleep(12)  # while it is searched
 """
 
 

@@ -109,7 +109,11 @@ def by_torchrun(script: str, folder: Path) -> set[bytes]:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    for _ in range(3):
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        # Under load a process of PyTorch's own can abort while gloo's threads end, when all is done.
+        if "terminate called without an active exception" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     return {(folder / "outputs" / f"rank-{rank}").read_bytes() for rank in range(2)}
 
