@@ -49,11 +49,11 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
 
     def weight_files(self) -> dict[str, bytes]:
         """Return what else all ranks go on from, by `weight_names`."""
-        raise NotImplementedError
+        raise NotImplementedError  # the subclass has it: Trainer, its base, is no abstract class
 
     def own_state(self) -> dict[str, Any]:
         """Return what else this rank goes on from, as JSON has it."""
-        raise NotImplementedError
+        raise NotImplementedError  # the subclass has it: Trainer, its base, is no abstract class
 
     def go_on(self) -> None:
         """Train from the task's checkpoint, or from the beginning.
@@ -81,7 +81,7 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
 
     def between_steps(self) -> None:
         """Take a checkpoint, if one is wanted: all that follows a step is done."""
-        raise NotImplementedError
+        raise NotImplementedError  # the subclass has it: Trainer, its base, is no abstract class
 
     def _maybe_log_save_evaluate(self, *given: Any, **named: Any) -> None:
         super()._maybe_log_save_evaluate(*given, **named)
