@@ -31,6 +31,8 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     add_checkpoints(made, made.job("long", "1200"))
     add_checkpoints(made, made.job("short", "60"))
     add_checkpoints(made, made.job("kept", "60"), retries=1)
+    # Does not complete while a command that is to stop it starts on a busy machine.
+    add_checkpoints(made, made.job("moved", "300"))
     yield made
     assert made.left_running() == []
 
@@ -168,7 +170,7 @@ def test_a_run_whose_runtime_is_killed_at_one_machine_goes_on_at_another_by_its_
 def test_a_run_is_moved_to_another_machine_and_the_first_is_shown_to_be_wiped(shell: Shell, tmp_path: Path) -> None:
     with serving_machines(shell, tmp_path, "lab"):
         before = shell.known()
-        running = shell.start("run", "short.toml", "--json")
+        running = shell.start("run", "moved.toml", "--json")
         run = str(shell.wait_until_running(before)["run_id"])
         wait_for_checkpoint(shell, run)
         # A name that is none stops nothing.
