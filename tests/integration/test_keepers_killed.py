@@ -87,11 +87,15 @@ def test_a_worker_that_became_another_program_is_found_where_no_namespace_ends_i
         seen = survivors(world.folder / "empty-0", agent.out, patience_s=0)
         assert seen is not None
         assert set(found) <= set(seen)
-        for pid in [agent.process.pid, *agent.children()]:
+        keepers = [agent.process.pid, *agent.children()]
+        for pid in keepers:
             os.kill(pid, signal.SIGSTOP)  # so that none of them sees another's end
-        for pid in [*agent.children(), agent.process.pid]:
+        named = [ProcessName.of(pid) for pid in keepers[1:]]
+        for pid in reversed(keepers):
             os.kill(pid, signal.SIGKILL)
         agent.process.wait()
+        while any(name.alive for name in named) and time.monotonic() < deadline:
+            time.sleep(0.01)  # a killed process is seen until its memory is given back
         try:
             left = [pid for pid in found if ProcessName.of(pid).started]
             assert survivors(world.folder / "empty-0", agent.out, patience_s=0) == left

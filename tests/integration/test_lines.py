@@ -218,7 +218,6 @@ def test_a_job_that_is_stopped_saves_once_more_and_a_store_that_changed_it_opens
     assert "begun at 99" in fourth.log()
 
 
-@pytest.mark.long  # lost answers are waited for by the clock: with four tests at once on two cores it is too late
 def test_what_a_job_had_saved_when_it_failed_is_counted(line: Make, tmp_path: Path) -> None:
     world = line(script(steps=1, then='raise ValueError("a card fell off the bus")'))
     asked = Counter[str]()

@@ -49,12 +49,12 @@ class Proxy:
     def _answer(self, connection: socket.socket) -> None:
         received = b""
         while b"\r\n\r\n" not in received:
-            received += connection.recv(65536)
+            received += _more(connection)
         head, _, body = received.partition(b"\r\n\r\n")
         path = head.split()[1].decode()
         length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-l"))
         while len(body) < length:
-            body += connection.recv(65536)
+            body += _more(connection)
         self.seen.append(path)
         reply = self._act(path, body, lambda: self._ask(head, body))
         if reply is not None:
@@ -83,3 +83,11 @@ class Proxy:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._thread.join(5)
+
+
+def _more(connection: socket.socket) -> bytes:
+    """Return what came next; a request that is given up in its middle, as at a run's end, holds up no other."""
+    data = connection.recv(65536)
+    if not data:
+        raise ConnectionAbortedError
+    return data
