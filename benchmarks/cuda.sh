@@ -15,6 +15,7 @@
 #   PYTHON=python3   the interpreter that has torch
 #   WHEELS=wheels    a folder of wheels, if the machine lacks any
 #   SMALL=1          some minutes on the CPU: tries this script out, measures nothing
+#   SUBJECTS=        other lines of NAME|OPTIONS|SECONDS than the three below, for a machine that is there for some minutes
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -81,6 +82,9 @@ else
     "lora-7b|--workload lora --model config:qwen2.5-7b|210"
   )
   runs=2
+fi
+if [ -n "${SUBJECTS:-}" ]; then
+  mapfile -t subjects <<<"$SUBJECTS"
 fi
 
 # What the GPU holds when nothing of ours runs; after a run it has to be the same again.
