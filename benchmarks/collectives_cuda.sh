@@ -8,9 +8,9 @@
 # OUT (default: benchmarks/results/collectives-kernels_MACHINE_DATE.json) names the machine. The exit status is 1 when a
 # bar of docs/collectives.md is missed.
 #
-# Needs Python 3.11 or newer with torch for CUDA, triton, numpy, safetensors and cryptography 50. A machine without the last
-# takes it from wheels in the folder that WHEELS names; fill it where there is a network:
-#   pip download --only-binary :all: --python-version 3.12 -d wheels cryptography
+# Needs Python 3.11 or newer with torch for CUDA, triton, numpy, safetensors, blake3 and cryptography 50. A machine without the last
+# two takes them from wheels in the folder that WHEELS names; fill it where there is a network:
+#   pip download --only-binary :all: --python-version 3.12 -d wheels 'cryptography>=50,<51' blake3
 #
 #   PYTHON=python3   the interpreter that has torch
 #   WHEELS=wheels    a folder of wheels, if the machine lacks any
@@ -36,13 +36,13 @@ if [ -e "$out" ]; then
 fi
 
 path=$here/src:$here
-if ! "$python" -c 'import cryptography, sys; sys.exit(int(cryptography.__version__.split(".")[0]) != 50)' 2>/dev/null; then
+if ! "$python" -c 'import blake3, cryptography, sys; sys.exit(int(cryptography.__version__.split(".")[0]) != 50)' 2>/dev/null; then
   if [ -z "$wheels" ]; then
-    echo "this machine lacks cryptography 50: fill a folder of wheels as this script's head says, and name it: WHEELS=DIR" >&2
+    echo "this machine lacks blake3 or cryptography 50: fill a folder of wheels as this script's head says, and name it: WHEELS=DIR" >&2
     exit 2
   fi
   "$python" -m pip install --quiet --disable-pip-version-check --no-index --find-links "$wheels" --target "$scratch/wheels" \
-    'cryptography>=50,<51'
+    'cryptography>=50,<51' blake3
   path=$path:$scratch/wheels
 fi
 
