@@ -48,6 +48,7 @@ def specification(code: str, **changes: object) -> SandboxSpec:
         "workspace_bytes": WORKSPACE_BYTES,
         "read_paths": tuple(path for path in shown_paths.default_read_paths() if not path.startswith(TESTS)),
         "device_paths": shown_paths.default_devices(),
+        "process_files": shown_paths.has_gpus(),
         **changes,
     }
     return SandboxSpec(**given)  # type: ignore[arg-type]

@@ -30,7 +30,14 @@ def rights(abi: int) -> int:
 
 
 def restrict(
-    kernel: Kernel, *, read: list[str], write: list[str], devices: list[str], names: list[str], tcp: bool = False
+    kernel: Kernel,
+    *,
+    read: list[str],
+    write: list[str],
+    devices: list[str],
+    names: list[str],
+    files: list[str] | None = None,
+    tcp: bool = False,
 ) -> int:
     """Restrict this process and its children for good; needs no_new_privs and a single thread.
 
@@ -41,6 +48,7 @@ def restrict(
         write: directories in which everything is allowed.
         devices: device nodes that may be read, written and controlled.
         names: directories beneath which names may be listed, but no file opened.
+        files: directories beneath which files that are there may be written, so far as they let themselves be.
         tcp: whether TCP may be used: in a network namespace in which it leads nowhere.
 
     Raises:
@@ -60,6 +68,7 @@ def restrict(
         for paths, allowed in (
             (read, _EXECUTE | _READ_FILE | _READ_DIR),
             (devices, _READ_FILE | _WRITE_FILE | _IOCTL_DEV),
+            (files or [], _WRITE_FILE | _TRUNCATE | _READ_FILE | _READ_DIR),
             (write, handled & ~_IOCTL_DEV),
             (names, _READ_DIR),
         ):

@@ -36,6 +36,9 @@ HIDDEN = (
     "vmallocinfo", "vmcore",
 )  # fmt: skip
 
+# Of /proc what changes the machine and is root's: containers are shown it read-only.
+_SETTINGS = ("acpi", "bus", "fs", "irq", "scsi", "sys", "sysrq-trigger")
+
 # The note where something was covered: nothing is seen of it.
 _COVERED = "covered-remote"
 # Where the new root is put together; any directory does, and none outside this namespace is touched.
@@ -56,10 +59,13 @@ _LINKS = (
 )
 
 
-def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_bytes: int) -> None:
+def build(
+    kernel: Kernel, *, read: list[str], devices: list[str], workspace_bytes: int, process_files: bool = False
+) -> None:
     """Put the private root together and move this process into it; the caller has its own mount namespace.
 
-    Paths that do not exist are left out; workspace, /tmp and /dev/shm may hold `workspace_bytes` together.
+    Paths that do not exist are left out; workspace, /tmp and /dev/shm may hold `workspace_bytes` together. Of /proc
+    the files of processes can be written where `process_files` says so, and nothing else.
 
     Raises:
         OSError: it cannot be done here; this process has the root and the working folder that it had.
@@ -82,7 +88,7 @@ def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_byte
                 sources[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
             except FileNotFoundError:
                 continue
-        _assemble(kernel, sources, devices, workspace_bytes)
+        _assemble(kernel, sources, devices, workspace_bytes, process_files)
     finally:
         for descriptor in sources.values():
             os.close(descriptor)
@@ -91,7 +97,9 @@ def build(kernel: Kernel, *, read: list[str], devices: list[str], workspace_byte
     os.chdir("/")
 
 
-def _assemble(kernel: Kernel, sources: dict[str, int], devices: list[str], workspace_bytes: int) -> None:
+def _assemble(
+    kernel: Kernel, sources: dict[str, int], devices: list[str], workspace_bytes: int, process_files: bool
+) -> None:
     site = next(path for path in _SITES if os.path.isdir(path))
     kernel.mount("tmpfs", site, "tmpfs", _NO_SUID_OR_DEVICE, f"mode=755,size={_ROOT_BYTES}")
     try:
@@ -99,7 +107,7 @@ def _assemble(kernel: Kernel, sources: dict[str, int], devices: list[str], works
         _workspace(kernel, site, workspace_bytes)
         for path, descriptor in sources.items():
             _show(kernel, path, descriptor, site + path, device=path in devices)
-        _proc(kernel, site)
+        _proc(kernel, site, process_files)
         _furnish(site)
         kernel.mount("none", site, None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | _NO_SUID_OR_DEVICE)
         here = os.open(".", os.O_PATH | os.O_DIRECTORY)
@@ -174,15 +182,31 @@ def _show(kernel: Kernel, path: str, descriptor: int, target: str, *, device: bo
     kernel.mount_read_only(target, devices=device)
 
 
-def _proc(kernel: Kernel, site: str) -> None:
+def processes_alone_are_open() -> bool:
+    """Return whether this process could write nothing in /proc but the files of processes; no file is opened."""
+    if os.geteuid() != 0:
+        return True  # the rest is root's
+    closed = [f"/proc/{name}" for name in _SETTINGS if os.path.lexists(f"/proc/{name}")]
+    return all(os.statvfs(path).f_flag & os.ST_RDONLY for path in closed)
+
+
+def _proc(kernel: Kernel, site: str, process_files: bool) -> None:
     target = site + "/proc"
     os.makedirs(target, mode=0o755, exist_ok=True)
+    only_read = 0 if process_files else linux.MS_RDONLY
     try:
-        kernel.mount("proc", target, "proc", linux.MS_RDONLY | _NO_SUID_OR_DEVICE | linux.MS_NOEXEC)
+        kernel.mount("proc", target, "proc", only_read | _NO_SUID_OR_DEVICE | linux.MS_NOEXEC)
     except KernelError:
         # A container that hides parts of /proc forbids a fresh one; the machine's own then shows more processes.
         kernel.mount("/proc", target, None, linux.MS_BIND | linux.MS_REC)
-        kernel.mount_read_only(target)
+        if only_read:
+            kernel.mount_read_only(target)
+    if process_files:
+        # All that is there but the folders of processes, beneath which the links lead.
+        others = [f"{target}/{name}" for name in os.listdir(target) if not name.isdecimal()]  # noqa: PTH208
+        for path in [path for path in others if not os.path.islink(path)]:
+            kernel.mount(path, path, None, linux.MS_BIND | linux.MS_REC)
+            kernel.mount_read_only(path)
     nothing = site + "/nothing"
     os.close(os.open(nothing, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444))
     for name in HIDDEN:

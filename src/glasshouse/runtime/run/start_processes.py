@@ -30,7 +30,7 @@ from glasshouse.runtime.watchdog import watchdog
 from glasshouse.runtime.watchdog.watchdog import Watchdog
 from glasshouse.runtime.worker import sandbox, sandbox_spec
 from glasshouse.runtime.worker.sandbox import Worker
-from glasshouse.runtime.worker.shown_paths import default_devices, default_read_paths
+from glasshouse.runtime.worker.shown_paths import default_devices, default_read_paths, has_gpus
 from glasshouse.wire.frames import control
 from glasshouse.wire.group import MAX_MACHINES
 from glasshouse.wire.policy import RANKED
@@ -217,6 +217,7 @@ def _start(found: Processes, options: AgentOptions, loop: Loop, custodian: str |
         workspace_bytes=_workspace_bytes(),
         read_paths=default_read_paths() if look is None else look.paths,
         device_paths=default_devices(),
+        process_files=has_gpus(),
         egress=manifest.floor.egress,
         loopback=options.ranks is not None,
         hidden=(options.out,),

@@ -316,6 +316,7 @@ def _specification(spec: SandboxSpec, private: str, controls: Controls) -> dict[
         "loopback": spec.loopback,
         "named_workspace": private,
         "package": spec.package is not None,
+        "process_files": spec.process_files,
         "python": spec.python,
         "read": list(spec.read_paths),
         "targets": controls.targets,

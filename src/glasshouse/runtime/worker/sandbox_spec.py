@@ -28,6 +28,9 @@ class SandboxSpec:
     python: str = sys.executable
     read_paths: tuple[str, ...] = ()  # what may be read and executed, besides nothing
     device_paths: tuple[str, ...] = ()  # device nodes that may be used
+    # Whether it may write its own processes' files in /proc: NVIDIA's library ends where it cannot name a thread there.
+    # The report has the note `process-files` where it may.
+    process_files: bool = False
     # Peers that the worker may reach; today nothing but `GROUP_EGRESS`, for which the sandbox opens nothing: the agent
     # makes those connections.
     egress: tuple[str, ...] = ()

@@ -53,6 +53,7 @@ class Spec:
     loopback: bool
     named_workspace: str
     package: bool
+    process_files: bool
     python: str
     read: list[str]
     targets: dict[str, int | str]
@@ -159,7 +160,13 @@ def make_file_system(box: SandboxBuild, size: int) -> None:
     """Give the worker its file system."""
     if "no-mount-namespace" not in box.notes:
         try:
-            private_root.build(box.kernel, read=box.spec.read, devices=box.spec.devices, workspace_bytes=size)
+            private_root.build(
+                box.kernel,
+                read=box.spec.read,
+                devices=box.spec.devices,
+                workspace_bytes=size,
+                process_files=box.spec.process_files,
+            )
             box.base = private_root.BASE
             return
         except OSError as error:
@@ -224,12 +231,16 @@ def confine(box: SandboxBuild) -> None:
     # Where names lead to the machine's own files: all names beneath the search path, which imports look through.
     looked_through = [path for path in sys.path if path.startswith("/") and os.path.isdir(path)]  # noqa: PTH112
     loopback = "loopback" in box.notes
+    process_files = box.spec.process_files and (box.private or private_root.processes_alone_are_open())
+    if process_files:
+        box.notes.append("process-files")
     try:
         box.abi = landlock.restrict(
             kernel,
             read=[*filter(_exists, box.spec.read), "/proc", *(["/dev", "/etc"] if box.private else [])],
             write=[f"{base}/{name}" for name in kept],
             devices=[*filter(_exists, box.spec.devices)],
+            files=["/proc"] if process_files else [],
             names=["/"] if box.private else looked_through,
             tcp=loopback,
         )

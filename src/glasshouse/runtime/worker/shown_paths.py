@@ -98,6 +98,11 @@ def default_devices() -> tuple[str, ...]:
     return tuple([path for path in _DEVICES if os.path.exists(path)] + _gpu_nodes())
 
 
+def has_gpus() -> bool:
+    """Return whether there are GPUs among the devices."""
+    return bool(_gpu_nodes())
+
+
 def minimal_environment(python: str) -> dict[str, str]:
     """Return the worker's environment without what its specification adds."""
     path = f"{os.path.dirname(python)}:/usr/local/bin:/usr/bin:/bin"
