@@ -74,6 +74,7 @@ _TABLE: dict[str, tuple[int | None, int | None]] = {
     "landlock_create_ruleset": (444, 444),
     "landlock_restrict_self": (446, 446),
     "lchown": (94, None),
+    "listen": (50, 201),
     "listmount": (458, 458),
     "lookup_dcookie": (212, 18),
     "lremovexattr": (198, 15),

@@ -19,6 +19,7 @@ import pytest
 from glasshouse.attestation.claims import CheckResult, WorkspaceKind
 from glasshouse.errors import Code, FormatError, PlatformError
 from glasshouse.runtime import syscalls
+from glasshouse.runtime.confine import private_root
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.worker import named_directory, sandbox, sandbox_spec, shown_paths
 from glasshouse.runtime.worker.sandbox import Worker
@@ -200,6 +201,25 @@ def test_where_there_is_a_gpu_its_library_may_name_threads_and_nothing_else_of_p
     ran = run(NAME_A_THREAD, kernel=kernel)
     assert ran.output == "Read-only file system\n[]\n"
     assert "process-files" not in ran.report.notes
+
+
+@needs_filters
+def test_where_names_of_sockets_are_refused_a_gpus_library_is_told_that_it_has_one_and_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As in a container, which is shown what changes the machine read-only.
+    monkeypatch.setattr(private_root, "processes_alone_are_open", lambda: True)
+    code = """
+import socket
+library = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+library.bind(b"\\0cuda-uvmfd-4026531836-2")
+library.listen(128)
+print(repr(library.getsockname()))
+"""
+    ran = run(code, kernel=WithoutNamespaces(), process_files=True)
+    assert (ran.output, ran.errors) == ("''\n", "")
+    assert {"egress-closed", "seccomp-filter"} <= ran.passed()
+    assert "PermissionError" in run(code, kernel=WithoutNamespaces()).errors
 
 
 @needs_root

@@ -90,7 +90,9 @@ def _agent(machine: str, own_pid: int, refused: tuple[str, ...]) -> _Filter:
     return filter_
 
 
-def worker(machine: str, *, isolated: bool, loopback: bool = False, init: int | None = None) -> bytes:
+def worker(
+    machine: str, *, isolated: bool, loopback: bool = False, init: int | None = None, gpus: bool = False
+) -> bytes:
     """Return the worker's filter, inherited by all that it starts.
 
     Args:
@@ -100,6 +102,8 @@ def worker(machine: str, *, isolated: bool, loopback: bool = False, init: int | 
         loopback: whether there may be TCP and UDP sockets: only where it is isolated, and nothing but `lo` is up.
         init: the process above, whose priority and processors it does not change. Where it is not isolated it changes
             those of no other process.
+        gpus: whether NVIDIA's library is to begin. It ends where it may not give a socket a name by which other
+            processes ask it for memory: where that is refused, it is answered as done.
     """
     if loopback and not isolated:
         raise ValueError("a loopback of the machine's own")
@@ -136,6 +140,8 @@ def worker(machine: str, *, isolated: bool, loopback: bool = False, init: int | 
         filter_.scheduling(init)
     if not isolated:
         filter_.own_scheduling()
+        if gpus:
+            filter_.refuse(("bind", "listen"), 0)
         filter_.refuse(("bind", "connect", "setpgid", "setsid", *syscalls.OWNERS_AND_SIZES), errno.EPERM)
         # With these the kernel gives a socket a name when it sends.
         filter_.no_value("setsockopt", 2, _NAMED_BY_SENDING)

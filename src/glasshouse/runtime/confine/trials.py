@@ -173,6 +173,8 @@ def _takes_names() -> list[str]:
                 continue
             try:
                 listener.bind(address)
+                if not listener.getsockname():
+                    continue  # answered as done, and not done
             except OSError:
                 continue
             finally:

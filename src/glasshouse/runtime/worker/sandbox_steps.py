@@ -249,7 +249,9 @@ def confine(box: SandboxBuild) -> None:
         print_line(f"no Landlock: {error}".encode())
     try:
         init = os.getppid()
-        program = seccomp.worker(kernel.machine, isolated=box.isolated, loopback=loopback, init=init)
+        program = seccomp.worker(
+            kernel.machine, isolated=box.isolated, loopback=loopback, init=init, gpus=process_files
+        )
         kernel.seccomp(program)
     except KernelError:
         box.notes.append("no-seccomp-filter")
