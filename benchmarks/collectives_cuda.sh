@@ -5,7 +5,7 @@
 #
 # Kernel throughput by size against a plain copy and against the ceiling of the arithmetic, many messages in one launch,
 # correctness on fresh random bytes of many sizes, and sealed weights opened on the GPU.
-# OUT (default: benchmarks/results/collectives-kernels_MACHINE_DATE.json) names the machine. The exit status is 1 when a
+# OUT (default: benchmarks/results/kernels_MACHINE_DATE.json) names the machine. The exit status is 1 when a
 # bar of docs/collectives.md is missed.
 #
 # Needs Python 3.11 or newer with torch for CUDA, triton, numpy, safetensors, blake3 and cryptography 50. A machine without the last
@@ -29,7 +29,7 @@ if [ -n "$small" ]; then
 else
   card=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -cs 'A-Za-z0-9\n' '-' | tr 'A-Z' 'a-z')
 fi
-out=${1:-$here/benchmarks/results/collectives-kernels_${card}_$(date -u +%F).json}
+out=${1:-$here/benchmarks/results/kernels_${card}_$(date -u +%F).json}
 if [ -e "$out" ]; then
   echo "$out is there already: name another file, or move it away" >&2
   exit 2
