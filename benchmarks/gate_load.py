@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from glasshouse.attestation.claims import MAX_DETAILS, MAX_GPUS, Claims, Gpu
-from glasshouse.attestation.evidence import EVIDENCE_TYPE, MAX_HARDWARE_ITEMS, Evidence
-from glasshouse.attestation.roots.appraised import Blob
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, Evidence
+from glasshouse.attestation.roots.appraised import MAX_BLOB_BYTES, MAX_BLOBS, Blob
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.http.endpoints import OwnerCall, add_route, bare_app
 from glasshouse.broker.http.listeners import MAX_HEADER_BYTES, MAX_HEADER_LINES, Server, bind_tcp
@@ -243,14 +243,13 @@ def hostile_evidence(claims: Claims, launch_key_id: str) -> list[Message]:
     large = replace(claims, gpus=tuple(gpus), hardening=replace(claims.hardening, details=details))
     names = sorted((key_id(claims.evidence_public), launch_key_id))
 
-    def made(data: bytes) -> bytes:
-        hardware = (Blob(kind="k" * 64, data=data),) * MAX_HARDWARE_ITEMS
+    def made() -> bytes:
+        hardware = (Blob(kind="sev-snp", size=MAX_BLOB_BYTES, sha256=bytes(32)),) * MAX_BLOBS
         payload = Evidence(claims=large, composite=bytes(32), hardware=hardware).encode()
         signatures = tuple((name, bytes(64)) for name in names)
         return dsse.Envelope(payload_type=EVIDENCE_TYPE, payload=payload, signatures=signatures).encode()
 
-    room = HOSTILE_BYTES - len(made(b""))
-    body = made(bytes(room * 9 // 16 // MAX_HARDWARE_ITEMS))  # in base64 twice
+    body = made()
     count = MAX_HEADER_LINES - len(_head("/v1/evidence", len(body)).splitlines())
     size = (MAX_HEADER_BYTES - len(_head("/v1/evidence", len(body)))) // count
     value = string.ascii_letters * MAX_HEADER_BYTES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from glasshouse.attestation.roots.root_table import LEVELS
+from glasshouse.attestation.roots.levels import LEVELS
 from glasshouse.cli.show.costs import cost_facts
 from glasshouse.cli.show.output import OUTCOME, CommandOutput, again, bytes_text, counted, printable, verdict_words
 from glasshouse.errors import Code

@@ -14,7 +14,7 @@ from typing import Any
 
 from glasshouse.attestation.measurements.measured import MAX_REFERENCES
 from glasshouse.attestation.policy import MAX_DURATION_S, MAX_LEASE_S, MAX_RELEASES
-from glasshouse.attestation.roots.root_table import REACHABLE
+from glasshouse.attestation.roots.levels import REACHABLE
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.define.private import ALWAYS_LEFT_OUT, Excluded
 from glasshouse.jobs.define.wanted import MACHINE, MAX_RETRIES, Deployment, Wanted, duration, wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from glasshouse.attestation.roots.appraised import Blob
 
 
-def collect(*, composite: bytes, nonce: bytes) -> tuple[Blob, ...]:
+def collect(*, composite: bytes) -> tuple[Blob, ...]:
     """Return the evidence of this machine's hardware that binds the composite; here none."""
-    del composite, nonce
+    del composite
     return ()

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from glasshouse.attestation.claims import SecretMemoryKind
-from glasshouse.attestation.roots.root_table import REACHABLE
+from glasshouse.attestation.roots.levels import REACHABLE
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import core_dumps, landlock, loopback, memory_limits, mounts, seccomp
 from glasshouse.runtime.gate import gpus

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from glasshouse.attestation.roots.root_table import LEVELS
+from glasshouse.attestation.roots.levels import KINDS, LEVELS, NVIDIA
 from glasshouse.runtime.gate import gpus
 from glasshouse.runtime.kernel import Kernel
 from glasshouse.wire.canonical import Json
@@ -46,14 +46,16 @@ def equipment(kernel: Kernel, *, devices: Path, library: str, place: Path) -> li
 
 def _hardware(devices: Path) -> list[Finding]:
     findings = []
-    for level, root in ((level, root) for level, row in LEVELS.items() for root in row.roots):
-        present = [str(node) for pattern in root.devices for node in sorted(devices.glob(pattern))]
+    for kind, row in KINDS.items():
+        level = next(level for level, wants in LEVELS.items() if kind in wants.one_of | wants.beside)
+        nodes = [path.removeprefix("/dev/") for path in row.offered_by if path.startswith("/dev/")]
+        present = [str(node) for pattern in nodes for node in sorted(devices.glob(pattern))]
         if present:
             consequence = f"could stand behind {level} once this version supports it; it does not yet"
-            if root.kind == "nvidia-cc" and (state := gpus.confidential_state()):
+            if kind == NVIDIA and (state := gpus.confidential_state()):
                 present = [state]
                 consequence = consequence if state == "on" else "the GPU's memory is open to the host"
-            findings.append(Finding(f"root-{root.kind}", Standing.NOTE, present[0], consequence))
+            findings.append(Finding(f"root-{kind}", Standing.NOTE, present[0], consequence))
     count = len(list(devices.glob("nvidia[0-9]*")))
     consequence = "training can use them" if count else "training uses the CPU"
     return [*findings, Finding("gpus", Standing.NOTE, str(count), consequence)]

@@ -195,7 +195,7 @@ def _attest(run: Run, identity: RunIdentity, manifest: Manifest, hpke_public: by
             evidence_public=key.public,
             token=launch.token,
         )
-        return claims, software.collect(composite=composite(claims), nonce=challenge.nonce)
+        return claims, software.collect(composite=composite(claims))
 
     with run.times.step("attest"):
         run.evidence, run.release, since_s = attest(
