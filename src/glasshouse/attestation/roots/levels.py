@@ -87,8 +87,8 @@ LEVELS = {
             assurance=Assurance.CPU_TEE,
             one_of=_PROCESSORS,
             stands="a CPU report binds the runtime; what crosses to the GPU is visible to the host",
-            proves="It shows to everyone who trusts the CPU's maker that this ran in a confidential machine of those that "
-            "the policy lists; what crossed to a GPU was visible to the host.",
+            proves="It shows to everyone who trusts the CPU's maker that this ran in a confidential machine that the "
+            "policy lists; what crossed to a GPU was visible to the host.",
         ),
         Level(
             assurance=Assurance.GPU_TEE,
