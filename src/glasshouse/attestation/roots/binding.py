@@ -26,6 +26,7 @@ class Bound:
     gpus_sha256: bytes = b""  # SHA-256 of the blob `nvidia`; empty where there is none
     gpus: tuple[Gpu, ...] = ()  # that the claims say are in sight
     ak: bytes | None = None  # TPMT_PUBLIC that the challenge request named
+    ek: bytes | None = None  # the endorsement key's certificates, as the challenge request named them
     secret: bytes | None = None  # 32 bytes, in the challenge's credential; None where there was none
     is_repeated: bool = False  # long after: activation is not repeated, for its secret is gone
 

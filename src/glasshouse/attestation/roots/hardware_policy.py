@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated
 
 from glasshouse.attestation.roots.levels import KINDS, LEVELS
+from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
 from glasshouse.errors import Code, RefusedError
 from glasshouse.wire.policy import Assurance
 from glasshouse.wire.record import LEFT_OUT, Record, integer
@@ -30,6 +31,7 @@ class HardwarePolicy(Record, name="policy.hardware"):
     """The kinds that are accepted, each by its own object (`attestation.roots.KIND`)."""
 
     collateral: Annotated[MaxAges, LEFT_OUT] = MaxAges()
+    tpm: Annotated[TpmPolicy | None, LEFT_OUT] = None
 
     @property
     def kinds(self) -> frozenset[str]:

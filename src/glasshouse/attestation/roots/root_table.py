@@ -86,7 +86,13 @@ def check_12_hardware(
 
 
 def bound_of(
-    evidence: Evidence, blobs: Mapping[str, bytes], *, ak: bytes | None, secret: bytes | None, is_repeated: bool = False
+    evidence: Evidence,
+    blobs: Mapping[str, bytes],
+    *,
+    ak: bytes | None,
+    ek: bytes | None = None,
+    secret: bytes | None,
+    is_repeated: bool = False,
 ) -> Bound:
     """Return what the blobs of this evidence have to be bound to."""
     return Bound(
@@ -94,6 +100,7 @@ def bound_of(
         gpus_sha256=sha256(blobs[NVIDIA]) if NVIDIA in blobs else b"",
         gpus=evidence.claims.gpus,
         ak=ak,
+        ek=ek,
         secret=secret,
         is_repeated=is_repeated,
     )
