@@ -82,32 +82,35 @@ def collector_of(kind: str) -> Collector:
 
 
 class Collecting:
-    """The collectors of a run's kinds, in the order in which they bind: the GPUs' evidence is in the processor's."""
+    """The collectors of a run's kinds, in the order in which they bind: the GPUs' evidence is in the processor's.
+
+    Attributes:
+        keys: of a TPM that is to be activated, once prepared; they go with the challenge request.
+    """
 
     def __init__(self, kinds: tuple[str, ...]) -> None:
         self._collectors = [collector_of(kind) for kind in sorted(kinds, key=lambda kind: (kind != NVIDIA, kind))]
-        self._keys: TpmKeys | None = None
+        self.keys: TpmKeys | None = None
 
-    def prepare(self) -> TpmKeys | None:
-        """Look and open; return the keys that go with the challenge request; raises `PlatformError`."""
+    def prepare(self) -> None:
+        """Look and open; raises `PlatformError`."""
         for collector in self._collectors:
             if missing := collector.look():
                 raise unavailable(missing)
-            self._keys = collector.prepare() or self._keys
-        return self._keys
+            self.keys = collector.prepare() or self.keys
 
     def collect(self, claims: Claims, credential: bytes | None) -> dict[str, bytes]:
-        """Return the blob of each kind, bound to these claims; raises `PlatformError`."""
+        """Return the blob of each kind, sorted by it, bound to these claims; raises `PlatformError`."""
         found: dict[str, bytes] = {}
         for collector in self._collectors:
             bound = Bound(
                 composite=composite(claims),
                 gpus_sha256=sha256(found[NVIDIA]) if NVIDIA in found else b"",
                 gpus=claims.gpus,
-                ak=None if self._keys is None else self._keys.ak,
+                ak=None if self.keys is None else self.keys.ak,
             )
             found[collector.kind] = collector.collect(bound=bound, credential=credential)
-        return found
+        return dict(sorted(found.items()))
 
     def close(self) -> None:
         """Close every collector, whatever becomes of each."""
