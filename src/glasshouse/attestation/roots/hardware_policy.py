@@ -39,6 +39,16 @@ class HardwarePolicy(Record, name="policy.hardware"):
         names = {field.name.replace("_", "-") for field in fields(self) if getattr(self, field.name) is not None}
         return frozenset(names & KINDS.keys())
 
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The items of a collateral pack by which these kinds are appraised, sorted, as far as a policy can name them.
+
+        A kind's object that needs some has a property `needed` too. Beside them are OCSP responses, whose names follow
+        from certificates.
+        """
+        objects = (getattr(self, field.name) for field in fields(self))
+        return tuple(sorted({name for one in objects for name in getattr(one, "needed", ())}))
+
     def wanted(self, assurance: Assurance) -> tuple[str, ...]:
         """Return the kinds that a runtime at this level has to collect, sorted.
 
