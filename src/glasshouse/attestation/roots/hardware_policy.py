@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated
 
+from glasshouse.attestation.roots.dstack.dstack_policy import DstackPolicy
 from glasshouse.attestation.roots.levels import KINDS, LEVELS
+from glasshouse.attestation.roots.tdx.tdx_policy import TdxPolicy
 from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
 from glasshouse.errors import Code, RefusedError
 from glasshouse.wire.policy import Assurance
@@ -31,6 +33,8 @@ class HardwarePolicy(Record, name="policy.hardware"):
     """The kinds that are accepted, each by its own object (`attestation.roots.KIND`)."""
 
     collateral: Annotated[MaxAges, LEFT_OUT] = MaxAges()
+    dstack: Annotated[DstackPolicy | None, LEFT_OUT] = None
+    tdx: Annotated[TdxPolicy | None, LEFT_OUT] = None
     tpm: Annotated[TpmPolicy | None, LEFT_OUT] = None
 
     @property
