@@ -12,11 +12,9 @@ from typing import Annotated
 
 from cryptography import x509
 
+from glasshouse.attestation.roots.tpm.tpm_blob import QUOTED_PCRS
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.record import LEFT_OUT, Record, choice, digest, items, octets, table, text
-
-QUOTED_PCRS = (*range(10), *range(11, 16))
-"""What a quote selects: neither IMA's 10 nor 16 to 23, which anyone can reset or extend."""
 
 _REGISTER = re.compile("[0-9]|[1-9][0-9]")
 _NAME = re.compile("000b[0-9a-f]{64}|000c[0-9a-f]{96}")
@@ -64,7 +62,7 @@ def check_pcrs(where: str, pcrs: Mapping[str, tuple[bytes, ...]]) -> None:
     if not named <= set(QUOTED_PCRS):
         wrong = ", ".join(map(str, sorted(named - set(QUOTED_PCRS))))
         raise FormatError(
-            Code.POLICY_IMPOSSIBLE, f"{where}.pcrs names {wrong}, which whoever has the machine can extend or reset"
+            Code.POLICY_IMPOSSIBLE, f"{where}.pcrs names {wrong}, which all on the machine can extend or reset"
         )
     if not named >= _FIRMWARE or not any(named >= system for system in _SYSTEMS):
         raise FormatError(
