@@ -14,9 +14,9 @@ from pathlib import Path
 
 from glasshouse.attestation.claims import SecretMemoryKind
 from glasshouse.attestation.roots.levels import REACHABLE
+from glasshouse.runtime import gpus
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import core_dumps, landlock, loopback, memory_limits, mounts, seccomp
-from glasshouse.runtime.gate import gpus
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.keys.secret_memory import SecretMemory
 from glasshouse.runtime.run.findings import Finding, Standing, equipment

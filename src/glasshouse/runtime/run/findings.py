@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from glasshouse.attestation.roots.levels import KINDS, LEVELS, NVIDIA
-from glasshouse.runtime.gate import gpus
+from glasshouse.runtime import gpus
 from glasshouse.runtime.kernel import Kernel
 from glasshouse.wire.canonical import Json
 

@@ -23,7 +23,7 @@ from glasshouse.evidence.log import EventLog
 from glasshouse.handshake.launch import MAX_LAUNCH_BYTES, LaunchFile
 from glasshouse.handshake.messages import Challenge
 from glasshouse.package.manifest import Manifest
-from glasshouse.runtime.gate import gpus
+from glasshouse.runtime import gpus
 from glasshouse.runtime.gate.attest import attest, now_us
 from glasshouse.runtime.gate.broker_client import BrokerClient
 from glasshouse.runtime.gate.head_keeper import HeadKeeper
