@@ -19,45 +19,57 @@ _KNOWN = {0x0004: 20, _ALG_SHA256: 32, 0x000C: 48, 0x000D: 64, 0x0012: 32, 0x002
 _HEADER = b"Spec ID Event03\0"
 _LOCALITY = b"StartupLocality\0"
 _REGISTERS = 24
+_BANKS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootLog:
-    """What a log comes to."""
+    """What a log says was extended."""
 
-    pcrs: Mapping[int, bytes]  # of the bank sha256, those that it extends
-    events: int  # how many
+    locality: int  # that the TPM was started from
+    events: tuple[tuple[int, bytes], ...]  # register and digest of the bank sha256, in their order
 
-
-def replay(log: bytes) -> BootLog:
-    """Replay a log; raises `FormatError` where it is not read to its last byte."""
-    reader = _LittleEndian(log)
-    sizes = _banks(reader)
-    pcrs: dict[int, bytes] = {}
-    locality, events = b"\0", 0
-    while not reader.is_done:
-        events += 1
-        register, kind, count = reader.number(4), reader.number(4), reader.number(4)
-        if events > MAX_EVENTS or count > len(sizes):
-            raise FormatError(Code.SCHEMA, f"an event log of more than {MAX_EVENTS} events, or one of too many digests")
-        digests: dict[int, bytes] = {}
-        for _ in range(count):
-            algorithm = reader.number(2)
-            if algorithm not in sizes or algorithm in digests:
-                raise FormatError(Code.SCHEMA, "an event whose digest is of no bank of its log, or there twice")
-            digests[algorithm] = reader.take(sizes[algorithm])
-        data = reader.take(reader.number(4))
-        if kind == _NO_ACTION:
-            if data.startswith(_LOCALITY):
-                if register != 0 or 0 in pcrs or len(data) != len(_LOCALITY) + 1:
+    @classmethod
+    def read(cls, log: bytes) -> BootLog:
+        """Read a log; raises `FormatError` where it is not read to its last byte."""
+        reader = _LittleEndian(log)
+        sizes = _banks(reader)
+        events: list[tuple[int, bytes]] = []
+        locality, count = 0, 0
+        while not reader.is_done:
+            register, kind = reader.number(4), reader.number(4)
+            digests = _digests(reader, sizes)
+            data = reader.take(reader.number(4))
+            count += 1
+            if count > MAX_EVENTS:
+                raise FormatError(Code.SCHEMA, f"an event log of more than {MAX_EVENTS} events")
+            if kind != _NO_ACTION:
+                if register >= _REGISTERS or len(digests) != len(sizes):
+                    raise FormatError(Code.SCHEMA, "an event of no register, or without the digest of a bank")
+                events.append((register, digests[_ALG_SHA256]))
+            elif data.startswith(_LOCALITY):
+                if register != 0 or any(at == 0 for at, _ in events) or len(data) != len(_LOCALITY) + 1:
                     raise FormatError(Code.SCHEMA, "a locality of startup that comes late or is of another register")
-                locality = data[len(_LOCALITY) :]
-            continue
-        if register >= _REGISTERS or len(digests) != len(sizes):
-            raise FormatError(Code.SCHEMA, "an event of no register, or without the digest of a bank")
-        before = pcrs.get(register, bytes(31) + (locality if register == 0 else b"\0"))
-        pcrs[register] = hashlib.sha256(before + digests[_ALG_SHA256]).digest()
-    return BootLog(pcrs=pcrs, events=events)
+                locality = data[-1]
+        return cls(locality=locality, events=tuple(events))
+
+    def replay(self) -> dict[int, bytes]:
+        """Return the value of each register that it extends."""
+        values: dict[int, bytes] = {}
+        for register, digest in self.events:
+            before = values.get(register, bytes(31) + bytes([self.locality if register == 0 else 0]))
+            values[register] = hashlib.sha256(before + digest).digest()
+        return values
+
+
+def _digests(reader: _LittleEndian, sizes: Mapping[int, int]) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for _ in range(min(reader.number(4), _BANKS)):
+        algorithm = reader.number(2)
+        if algorithm not in sizes or algorithm in found:
+            raise FormatError(Code.SCHEMA, "an event whose digest is of no bank of its log, or there twice")
+        found[algorithm] = reader.take(sizes[algorithm])
+    return found
 
 
 def _banks(reader: _LittleEndian) -> dict[int, int]:
@@ -69,7 +81,7 @@ def _banks(reader: _LittleEndian) -> dict[int, int]:
     if specification.take(len(_HEADER)) != _HEADER:
         raise FormatError(Code.SCHEMA, "an event log that is not of the crypto-agile form")
     specification.take(8)  # class of the platform, version, size of addresses
-    banks = [(specification.number(2), specification.number(2)) for _ in range(min(specification.number(4), 16))]
+    banks = [(specification.number(2), specification.number(2)) for _ in range(min(specification.number(4), _BANKS))]
     specification.take(specification.number(1))
     sizes = dict(banks)
     if not specification.is_done or len(sizes) != len(banks) or _ALG_SHA256 not in sizes:

@@ -44,16 +44,12 @@ def check_endorsement(ek: bytes, *, policy: TpmPolicy, now_us: int) -> int:
     with refused(Code.TPM_ENDORSEMENT, "the endorsement key"):
         chain = _certificates(ek)
         try:
-            _key_of(chain[0])
-            uses = chain[0].extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-            if _EK_USE not in uses or _is_authority(chain[0], 0):
-                raise FormatError(Code.SCHEMA, "a certificate for another use than of an endorsement key")
-            root = _root_of(chain[-1], [x509.load_der_x509_certificate(one) for one in policy.ek_roots])
-            for below, (child, parent) in enumerate(pairwise([*chain, root])):
+            path = [*chain, _root_of(chain[-1], [x509.load_der_x509_certificate(one) for one in policy.ek_roots])]
+            _check_use(chain[0], path[1])
+            for below, (child, parent) in enumerate(pairwise(path)):
                 _check_issued(child, parent, below)
         except (UnsupportedAlgorithm, x509.ExtensionNotFound, x509.DuplicateExtension, TypeError) as error:
             raise FormatError(Code.SCHEMA, f"a certificate that cannot be used: {error}") from None
-        path = [*chain, root]
         start = max(_us(one.not_valid_before_utc.timestamp()) for one in path)
         end = min(_us(one.not_valid_after_utc.timestamp()) for one in path)
         if not start <= now_us < end:
@@ -140,6 +136,19 @@ def _key_of(certificate: x509.Certificate) -> rsa.RSAPublicKey | ec.EllipticCurv
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1):
         return key
     raise FormatError(Code.SCHEMA, "a key of another kind or size than RSA-2048 or ECC P-256")
+
+
+def _check_use(certificate: x509.Certificate, issuer: x509.Certificate) -> None:
+    """It is of an endorsement key, by its own word or where its issuer certifies no other, and it does not sign."""
+    key, found = _key_of(certificate), certificate.extensions
+    try:
+        uses = found.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        uses = issuer.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    usage = found.get_extension_for_class(x509.KeyUsage).value
+    opens = usage.key_encipherment if isinstance(key, rsa.RSAPublicKey) else usage.key_agreement
+    if _EK_USE not in uses or not opens or usage.digital_signature or _is_authority(certificate, 0):
+        raise FormatError(Code.SCHEMA, "a certificate for another use than of an endorsement key")
 
 
 def _is_authority(certificate: x509.Certificate, below: int) -> bool:

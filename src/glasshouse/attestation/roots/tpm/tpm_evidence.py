@@ -14,8 +14,7 @@ from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.attestation.roots.tpm.endorsement import check_endorsement
 from glasshouse.attestation.roots.tpm.tpm_blob import TpmBlob
-from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
-from glasshouse.attestation.roots.tpm.tpm_quote import check_log, check_quote, check_values
+from glasshouse.attestation.roots.tpm.tpm_quote import appraise_quote
 from glasshouse.attestation.roots.tpm.tpm_structures import attesting_key, check_ak, refused
 from glasshouse.errors import Code
 from glasshouse.wire.canonical import Json
@@ -34,36 +33,24 @@ def appraise(blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy
     with refused(Code.HARDWARE_MALFORMED, "the evidence of the TPM"):
         evidence = TpmBlob.parse(blob)
     name = check_ak(evidence.ak)
-    not_after_us = _FOREVER_US
     _check_named("attestation", Code.TPM_KEY, evidence.ak, bound.ak, bound)
+    claims: dict[str, Json] = {"ak": name.hex()}
+    not_after_us = _FOREVER_US
     if name.hex() not in accepted.aks:
         not_after_us = check_endorsement(evidence.ek, policy=accepted, now_us=now_us)
-        _check_named("endorsement", Code.TPM_ENDORSEMENT, evidence.ek, bound.ek, bound)
         _check_activation(evidence.activation, bound)
-    claims: dict[str, Json] = {"ak": name.hex()}
-    return Appraised(
-        vector=VECTOR, not_after_us=not_after_us, claims=claims | _appraise_quote(evidence, accepted, bound.composite)
-    )
-
-
-def _appraise_quote(evidence: TpmBlob, policy: TpmPolicy, composite: bytes) -> dict[str, Json]:
-    """Make checks 4 to 8 and return the claims."""
-    quote = check_quote(evidence.quote, evidence.signature, key=attesting_key(evidence.ak), values=evidence.pcrs)
-    check_values(quote.values, policy.pcrs)
-    claims: dict[str, Json] = {"firmware": f"{quote.firmware:016x}", "resets": quote.resets}
-    if evidence.ek:
         claims["ek_sha256"] = sha256(evidence.ek).hex()
-    if evidence.log:
-        claims["log_events"] = check_log(evidence.log, quote.values).events
-    if quote.extra_data != composite:
-        raise CheckFailedError(
-            "12",
-            Code.HARDWARE_BINDING,
-            "a quote of another run, challenge or key",
-            expected=composite.hex(),
-            actual=quote.extra_data.hex(),
-        )
-    return claims
+    _check_named("endorsement", Code.TPM_ENDORSEMENT, evidence.ek, bound.ek, bound)
+    quoted = appraise_quote(
+        evidence.quote,
+        evidence.signature,
+        key=attesting_key(evidence.ak),
+        values=evidence.pcrs,
+        log=evidence.log,
+        accepted=accepted.pcrs,
+        extra_data=bound.composite,
+    )
+    return Appraised(vector=VECTOR, not_after_us=not_after_us, claims=claims | quoted)
 
 
 def _check_named(what: str, code: Code, given: bytes, named: bytes | None, bound: Bound) -> None:
