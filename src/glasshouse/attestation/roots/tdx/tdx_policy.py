@@ -22,7 +22,15 @@ EXCEPTED = (
 """The states of a platform that a policy may except; UpToDate needs no exception, and Revoked has none."""
 
 _ADVISORY = re.compile(r"INTEL-SA-[0-9]{5}")
+_FMSPC = re.compile(r"[0-9A-F]{12}")
 _ZERO = bytes(48)
+_COLLATERAL = (
+    "intel/pck-crl/platform",
+    "intel/pck-crl/processor",
+    "intel/qe-identity",
+    "intel/qe-identity/chain",
+    "intel/root-crl",
+)
 
 Register: TypeAlias = Annotated[bytes, digest(48)]
 
@@ -45,6 +53,8 @@ class TdxTerms(Record, name="policy.hardware"):
     advisories: Annotated[tuple[str, ...], items(64, text(32, _ADVISORY)), LEFT_OUT] = ()  # excepted by name
     # MRCONFIGID, MROWNER and MROWNERCONFIG, which the host chose.
     config_ids: Annotated[tuple[bytes, ...], items(64, digest(48)), LEFT_OUT] = (_ZERO,)
+    # Families of processors, as the PCK's certificate has them: `intel/tcb/FMSPC` of each is in the pack.
+    fmspcs: Annotated[tuple[str, ...], items(16, text(12, _FMSPC), min_items=1)]
     images: Annotated[tuple[TdxImage, ...], items(64, min_items=1)]
     owner: Annotated[bytes, digest(48), LEFT_OUT] = _ZERO
     owner_config: Annotated[bytes, digest(48), LEFT_OUT] = _ZERO
@@ -52,6 +62,12 @@ class TdxTerms(Record, name="policy.hardware"):
     tcb_evaluation: Annotated[int, integer(1, 2**31)]  # Intel's number of the oldest collateral that counts
     # Extended features, of which the values that are accepted; without them, those that Intel defined.
     xfam: Annotated[tuple[bytes, ...], items(16, digest(8)), LEFT_OUT] = ()
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The items of a collateral pack by which a quote is appraised, sorted."""
+        infos = (f"intel/tcb/{fmspc}{behind}" for fmspc in self.fmspcs for behind in ("", "/chain"))
+        return tuple(sorted({*_COLLATERAL, *infos}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
