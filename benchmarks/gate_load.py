@@ -51,7 +51,7 @@ __all__ = [
 # Bytes of the messages of an exchange: challenge request, challenge; evidence, release.
 REQUESTS = {"/v1/challenge": 1800, "/v1/evidence": 6200}
 ANSWERS = {"/v1/challenge": 200, "/v1/evidence": 3300}
-HOSTILE_BYTES = 124_000
+HOSTILE_BYTES = 32_000
 PIECE_EVERY_S = 0.005
 
 
@@ -203,7 +203,7 @@ def _head(path: str, length: int, further: bytes = b"") -> bytes:
 
 
 def hostile() -> list[Message]:
-    """Return messages of 124 KB that cost a reader as much as such a message can, as far as is known."""
+    """Return messages of 32 KB that cost a reader as much as such a message can, as far as is known."""
     room = HOSTILE_BYTES - 2
     bombs = [
         b"[" + b"0," * (room // 2 - 1) + b"0]",
@@ -230,14 +230,14 @@ def hostile() -> list[Message]:
 
 
 def hostile_evidence(claims: Claims, launch_key_id: str) -> list[Message]:
-    """Return evidence of 124 KB that nobody signed, valid by its schema; once more with the largest head that is read.
+    """Return long evidence that nobody signed, valid by its schema; once more with the largest head that is read.
 
     Args:
         claims: they name a challenge of the broker.
         launch_key_id: of the key that would have to sign, which everybody reads on the way.
     """
     gpus = [
-        Gpu(name="n" * 64, memory_bytes=number, driver="d" * 64, uuid=f"{number:064}") for number in range(MAX_GPUS)
+        Gpu(name="n" * 48, memory_bytes=number, driver="d" * 48, uuid=f"{number:064}") for number in range(MAX_GPUS)
     ]
     details = {f"d{number:063}": "v" * 64 for number in range(MAX_DETAILS)}
     large = replace(claims, gpus=tuple(gpus), hardening=replace(claims.hardening, details=details))

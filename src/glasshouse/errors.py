@@ -87,7 +87,6 @@ class Code(StrEnum):
     ANTI_DEBUG_DOWNGRADED = "anti-debug-downgraded"  # 11b
     ANTI_DEBUG_INCONSISTENT = "anti-debug-inconsistent"  # 11c
     ASSURANCE_TOO_LOW = "assurance-too-low"  # 12
-    HARDWARE_EVIDENCE = "hardware-evidence-invalid"  # 12
     # the rest of check 12 (spec/hardware-evidence.md)
     HARDWARE_MISSING = "hardware-missing"
     HARDWARE_UNEXPECTED = "hardware-unexpected"

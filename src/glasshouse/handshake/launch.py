@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from glasshouse.attestation.claims import CONFIRMATION, Confirmed, ContainerSource
-from glasshouse.attestation.roots.levels import KINDS, level_of
+from glasshouse.attestation.roots.kinds import KINDS
+from glasshouse.attestation.roots.levels import level_of
 from glasshouse.errors import Code, FormatError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.wire import dsse, jwt

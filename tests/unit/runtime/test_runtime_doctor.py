@@ -130,7 +130,7 @@ def test_hardware_roots_are_seen_and_never_promised(tmp_path: Path) -> None:
         assert found[name].standing is Standing.NOTE
         assert level in found[name].consequence
         assert "does not yet" in found[name].consequence
-    assert found["root-nvidia-cc"].value in ("on", "off", "unknown")
+    assert found["root-nvidia"].value in ("on", "off", "unknown")
     assert found["gpus"].value == "2"
     assert found["assurance"].value == "software"
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated
 
-from glasshouse.attestation.roots.levels import KINDS
+from glasshouse.attestation.roots.kinds import KINDS
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import sha256
 from glasshouse.wire.record import Member, Record, Sha256, choice, integer

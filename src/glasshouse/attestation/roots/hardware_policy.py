@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Annotated
 
 from glasshouse.attestation.roots.dstack.dstack_policy import DstackPolicy
-from glasshouse.attestation.roots.levels import KINDS, LEVELS
+from glasshouse.attestation.roots.kinds import KINDS
+from glasshouse.attestation.roots.levels import LEVELS
 from glasshouse.attestation.roots.tdx.tdx_policy import TdxPolicy
 from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
 from glasshouse.errors import Code, RefusedError

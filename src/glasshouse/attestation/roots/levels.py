@@ -1,4 +1,4 @@
-"""The table of assurance levels, and of the kinds of hardware evidence that complete them.
+"""The table of assurance levels: the kinds of hardware evidence that complete them.
 
 Lists and texts elsewhere follow from it. Nothing here appraises: `root_table` does, at the gate and where receipts are
 verified. Source: spec/hardware-evidence.md.
@@ -9,40 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from glasshouse.attestation.roots.kinds import NVIDIA
 from glasshouse.wire.policy import Assurance
-
-NVIDIA = "nvidia"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    """A root of trust and the format of its evidence: a row of the table, and two modules of its name."""
-
-    # As evidence and policies name it; its folder in `attestation.roots` and its module in `runtime.roots` have `_`
-    # for `-`.
-    kind: str
-    title: str  # for people
-    offered_by: tuple[str, ...]  # paths, of which a machine that has it shows one; globs
-    needs: str = ""  # what the verifier needs beside the package itself: a module
-
-
-KINDS = {
-    row.kind: row
-    for row in (
-        Kind(kind="azure", title="Azure confidential VM", offered_by=("/dev/tpmrm0",)),
-        Kind(
-            kind="dstack",
-            title="dstack on TDX",
-            offered_by=("/var/run/dstack.sock", "/var/run/dstack/dstack.sock"),
-            needs="dcap_qvl",
-        ),
-        Kind(kind="gcp", title="GCP Confidential Space", offered_by=("/run/container_launcher/teeserver.sock",)),
-        Kind(kind=NVIDIA, title="NVIDIA confidential computing", offered_by=("/dev/nvidia[0-9]*",), needs="lxml"),
-        Kind(kind="sev-snp", title="AMD SEV-SNP", offered_by=("/dev/sev-guest",)),
-        Kind(kind="tdx", title="Intel TDX", offered_by=("/dev/tdx_guest",), needs="dcap_qvl"),
-        Kind(kind="tpm", title="TPM 2.0", offered_by=("/dev/tpmrm0",)),
-    )
-}
 
 _PROCESSORS = frozenset({"azure", "dstack", "sev-snp", "tdx"})
 

@@ -16,7 +16,8 @@ from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
-from glasshouse.attestation.roots.levels import KINDS, LEVELS, NVIDIA
+from glasshouse.attestation.roots.kinds import KINDS, NVIDIA
+from glasshouse.attestation.roots.levels import LEVELS
 from glasshouse.errors import Code
 from glasshouse.wire.crypto import sha256
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from glasshouse.attestation.claims import Claims, composite
 from glasshouse.attestation.roots.binding import Bound
-from glasshouse.attestation.roots.levels import KINDS, NVIDIA
+from glasshouse.attestation.roots.kinds import KINDS, NVIDIA
 from glasshouse.errors import Code, PlatformError
 from glasshouse.handshake.messages import TpmKeys
 from glasshouse.wire.crypto import sha256

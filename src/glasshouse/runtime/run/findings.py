@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from glasshouse.attestation.roots.levels import KINDS, LEVELS, NVIDIA
+from glasshouse.attestation.roots.kinds import KINDS, NVIDIA
+from glasshouse.attestation.roots.levels import LEVELS
 from glasshouse.runtime import gpus
 from glasshouse.runtime.kernel import Kernel
 from glasshouse.wire.canonical import Json
