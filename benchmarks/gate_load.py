@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from glasshouse.attestation.claims import MAX_DETAILS, MAX_GPUS, Claims, Gpu
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, Evidence
-from glasshouse.attestation.roots.appraised import MAX_BLOB_BYTES, MAX_BLOBS, Blob
+from glasshouse.attestation.roots.appraised import Blob
+from glasshouse.attestation.roots.kinds import MAX_BLOB_BYTES, MAX_BLOBS
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.http.endpoints import OwnerCall, add_route, bare_app
 from glasshouse.broker.http.listeners import MAX_HEADER_BYTES, MAX_HEADER_LINES, Server, bind_tcp

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from glasshouse.attestation.claims import Claims, ContainerSource
-from glasshouse.attestation.roots.appraised import MAX_BLOBS, Blob
+from glasshouse.attestation.roots.appraised import Blob
+from glasshouse.attestation.roots.kinds import MAX_BLOBS
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import b64decode

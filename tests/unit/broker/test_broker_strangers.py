@@ -11,7 +11,7 @@ import pytest
 from benchmarks.gate_load import _head, hostile, hostile_evidence, hostile_receipt, unsigned_receipts
 from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES, Evidence
 from glasshouse.attestation.refusal import CheckFailedError
-from glasshouse.attestation.roots.appraised import MAX_BLOBS
+from glasshouse.attestation.roots.kinds import MAX_BLOBS
 from glasshouse.attestation.verify import check_1_message
 from glasshouse.broker.http.listeners import MAX_HEADER_BYTES
 from glasshouse.errors import Code

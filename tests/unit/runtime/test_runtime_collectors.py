@@ -8,7 +8,7 @@ import pytest
 
 from glasshouse.attestation.claims import composite
 from glasshouse.attestation.roots.binding import Bound
-from glasshouse.attestation.roots.levels import KINDS
+from glasshouse.attestation.roots.kinds import KINDS
 from glasshouse.errors import Code, FormatError, PlatformError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import TpmKeys

@@ -11,14 +11,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated
 
-from glasshouse.attestation.roots.kinds import KINDS
+from glasshouse.attestation.roots.kinds import KINDS, MAX_BLOB_BYTES
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import sha256
 from glasshouse.wire.record import Member, Record, Sha256, choice, integer
 
-MAX_BLOB_BYTES = 256 * 1024
-MAX_BLOBS_BYTES = 416 * 1024  # of one piece of evidence
-MAX_BLOBS = 16
 ASPECTS = (
     "configuration",
     "executables",

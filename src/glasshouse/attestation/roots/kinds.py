@@ -1,10 +1,13 @@
-"""The table of kinds of hardware evidence; `levels` has what each of them is good for."""
+"""The table of kinds of hardware evidence, and the sizes of theirs; `levels` has what each of them is good for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 NVIDIA = "nvidia"
+MAX_BLOB_BYTES = 256 * 1024
+MAX_BLOBS_BYTES = 416 * 1024  # of one piece of evidence
+MAX_BLOBS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from glasshouse.attestation.roots.binding import Bound
-from glasshouse.attestation.roots.levels import NVIDIA
+from glasshouse.attestation.roots.kinds import NVIDIA
 from glasshouse.attestation.roots.nvidia.nvidia_blob import GpuMode, NvidiaBlob
 from glasshouse.errors import FormatError
 from glasshouse.handshake.messages import TpmKeys

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from glasshouse.attestation.claims import MAX_GPUS
-from glasshouse.attestation.roots.appraised import MAX_BLOB_BYTES
+from glasshouse.attestation.roots.kinds import MAX_BLOB_BYTES
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.record import Record, integer, items, octets
 

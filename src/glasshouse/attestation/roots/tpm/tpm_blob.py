@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from glasshouse.attestation.roots.appraised import MAX_BLOB_BYTES
+from glasshouse.attestation.roots.kinds import MAX_BLOB_BYTES
 from glasshouse.wire.record import LEFT_OUT, Record, digest, items, octets
 
 QUOTED_PCRS = (*range(10), *range(11, 16))
