@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from glasshouse.attestation.roots.binding import Bound
-from glasshouse.attestation.roots.levels import KINDS
+from glasshouse.attestation.roots.kinds import KINDS
 from glasshouse.errors import FormatError
 from glasshouse.runtime.roots.collectors import unavailable
 from glasshouse.runtime.roots.tdx import without_padding

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from glasshouse.attestation.refusal import CheckFailedError
-from glasshouse.attestation.roots.appraised import MAX_BLOB_BYTES, Appraised
+from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
+from glasshouse.attestation.roots.kinds import MAX_BLOB_BYTES
 from glasshouse.attestation.roots.tdx import tdx_evidence as tdx
 from glasshouse.attestation.roots.tdx.tdx_signatures import refused
 from glasshouse.errors import Code
