@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from glasshouse.attestation.roots.tpm.boot_log import BootLog
 from glasshouse.attestation.roots.tpm.tpm_blob import QUOTED_PCRS
 from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
 from glasshouse.runtime.roots.tpm import TpmCollector
-from glasshouse.runtime.roots.tpm_device import PASSWORD, TpmDevice
+from glasshouse.runtime.roots.tpm_device import PASSWORD, TpmDevice, sized
 from tools.waiting import wait_for
 
 __all__ = ["BOOT_LOG", "IMAGE", "SoftwareTpm", "TestersTpm", "needs_swtpm", "software_tpm"]
@@ -28,7 +29,7 @@ needs_swtpm = pytest.mark.skipif(
 )
 BOOT_LOG = Path(__file__).resolve().parents[1] / "vectors" / "hardware" / "tpm" / "cos-85-amd-sev.bin"
 IMAGE = (0, 2, 4, 7, 8, 9)  # what a machine with GRUB boots by
-_EXTEND = 0x182
+_EXTEND, _NV_DEFINE, _NV_WRITE, _PLATFORM = 0x182, 0x12A, 0x137, 0x4000000C
 
 
 class TestersTpm(TpmDevice):
@@ -44,6 +45,16 @@ class TestersTpm(TpmDevice):
         """Extend a register of the bank sha256."""
         self._command(_EXTEND, (register,), b"\0\0\0\1\0\x0b" + digest, (PASSWORD,))
 
+    def write_nv(self, index: int, data: bytes) -> None:
+        """Define an index of the non-volatile memory as a maker of TPMs does, and write it."""
+        # Written by the platform; read by the platform, the owner or all; not locked out; made by the platform.
+        attributes = 1 << 0 | 1 << 16 | 1 << 17 | 1 << 18 | 1 << 25 | 1 << 30
+        public = struct.pack(">IHIHH", index, 0x0B, attributes, 0, len(data))
+        self._command(_NV_DEFINE, (_PLATFORM,), sized(b"") + sized(public), (PASSWORD,))
+        for at in range(0, len(data), 512):
+            piece = sized(data[at : at + 512]) + at.to_bytes(2, "big")
+            self._command(_NV_WRITE, (_PLATFORM, index), piece, (PASSWORD,))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoftwareTpm:
@@ -51,7 +62,7 @@ class SoftwareTpm:
 
     path: str  # of its socket, for one client at a time
     log: str  # path of the firmware's log
-    root: bytes  # certificate, DER, of the authority that certified its endorsement key
+    root: bytes  # certificate, DER, of the authority that certified its endorsement key; empty where none did
 
     def collector(self) -> TpmCollector:
         """Return what collects its evidence."""
@@ -70,7 +81,9 @@ class SoftwareTpm:
 
 
 @contextmanager
-def software_tpm(*, log: Path = BOOT_LOG, authority: Path | None = None) -> Iterator[SoftwareTpm]:
+def software_tpm(
+    *, log: Path = BOOT_LOG, authority: Path | None = None, is_certified: bool = True
+) -> Iterator[SoftwareTpm]:
     """Run a TPM of its own as long as the block lasts.
 
     Args:
@@ -80,7 +93,8 @@ def software_tpm(*, log: Path = BOOT_LOG, authority: Path | None = None) -> Iter
     with tempfile.TemporaryDirectory(prefix="tpm-") as name:  # the path of a socket is short
         folder = Path(name)
         authority = authority or folder / "authority"
-        root = _make(folder, authority)
+        (folder / "state").mkdir()
+        root = _certified(folder, authority) if is_certified else b""
         path = str(folder / "tpm")
         command = ["swtpm", "socket", "--tpm2", "--tpmstate", f"dir={folder}/state", "--flags"]
         command += ["not-need-init,startup-clear", "--server", f"type=unixio,path={path}"]
@@ -97,9 +111,8 @@ def software_tpm(*, log: Path = BOOT_LOG, authority: Path | None = None) -> Iter
                 process.terminate()
 
 
-def _make(folder: Path, authority: Path) -> bytes:
+def _certified(folder: Path, authority: Path) -> bytes:
     """Manufacture a TPM whose endorsement key has a certificate; return the authority's."""
-    (folder / "state").mkdir()
     authority.mkdir(exist_ok=True)
     signer, issuer, serial = (authority / name for name in ("signer.pem", "issuer.pem", "serial"))
     (folder / "authority.conf").write_text(

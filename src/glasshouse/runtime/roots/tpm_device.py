@@ -183,7 +183,8 @@ class TpmDevice:
                 answer = answer + more if more else b""
             return answer
         except OSError as error:
-            raise unavailable(f"the TPM does not answer: error {error.errno}") from None
+            why = "in time" if error.errno is None else f"(error {error.errno})"
+            raise unavailable(f"the TPM does not answer {why}") from None
 
 
 class _RefusedError(PlatformError):
