@@ -8,14 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated
 
+from glasshouse.attestation.roots.azure.azure_policy import AzurePolicy
 from glasshouse.attestation.roots.dstack.dstack_policy import DstackPolicy
 from glasshouse.attestation.roots.kinds import KINDS
 from glasshouse.attestation.roots.levels import LEVELS
+from glasshouse.attestation.roots.sev_snp.sev_snp_policy import SevSnpPolicy
 from glasshouse.attestation.roots.tdx.tdx_policy import TdxPolicy
 from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
 from glasshouse.errors import Code, RefusedError
 from glasshouse.wire.policy import Assurance
-from glasshouse.wire.record import LEFT_OUT, Record, integer
+from glasshouse.wire.record import LEFT_OUT, Member, Record, integer
 
 _DAY_S = 24 * 3600
 
@@ -33,8 +35,10 @@ class MaxAges(Record, name="policy.hardware.collateral"):
 class HardwarePolicy(Record, name="policy.hardware"):
     """The kinds that are accepted, each by its own object (`attestation.roots.KIND`)."""
 
+    azure: Annotated[AzurePolicy | None, LEFT_OUT] = None
     collateral: Annotated[MaxAges, LEFT_OUT] = MaxAges()
     dstack: Annotated[DstackPolicy | None, LEFT_OUT] = None
+    sev_snp: Annotated[SevSnpPolicy | None, Member("sev-snp"), LEFT_OUT] = None
     tdx: Annotated[TdxPolicy | None, LEFT_OUT] = None
     tpm: Annotated[TpmPolicy | None, LEFT_OUT] = None
 

@@ -83,19 +83,13 @@ class TpmCollector:
         if credential is not None:
             secret = tpm.activate(self._ak, self._endorsement_key(tpm), credential)
             activation = activation_mac(secret, bound.composite)
-        for _ in range(_TRIES):  # what is extended between two commands is in one of them only
-            values = tpm.read_registers(QUOTED_PCRS)
-            quote, signature = tpm.quote(self._ak, bound.composite, QUOTED_PCRS)
-            if quote.endswith(sha256(b"".join(values))):
-                break
-        else:
-            raise unavailable("the TPM's registers change all the time")
+        values, quote, signature = quote_registers(tpm, self._ak, bound.composite)
         return TpmBlob(
             activation=activation,
             ak=self._keys.ak,
             ek=self._keys.ek,
             log=self._log,
-            pcrs=tuple(values),
+            pcrs=values,
             quote=quote,
             signature=signature,
         ).encode()
@@ -114,6 +108,16 @@ class TpmCollector:
         if tpm.read_public(_PERSISTENT).startswith(template):
             return _PERSISTENT
         return tpm.create_primary(template + unique)[0]
+
+
+def quote_registers(tpm: TpmDevice, ak: int, extra_data: bytes) -> tuple[tuple[bytes, ...], bytes, bytes]:
+    """Return the registers' values, the quote over them, and its signature."""
+    for _ in range(_TRIES):  # what is extended between two commands is in one of them only
+        values = tpm.read_registers(QUOTED_PCRS)
+        quote, signature = tpm.quote(ak, extra_data, QUOTED_PCRS)
+        if quote.endswith(sha256(b"".join(values))):
+            return tuple(values), quote, signature
+    raise unavailable("the TPM's registers change all the time")
 
 
 def certificates(data: bytes) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from cryptography import x509
 
@@ -16,7 +16,12 @@ from glasshouse.attestation.roots.tpm.tpm_blob import QUOTED_PCRS
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.record import LEFT_OUT, Record, choice, digest, items, octets, table, text
 
-_REGISTER = re.compile("[0-9]|[1-9][0-9]")
+Registers: TypeAlias = Annotated[
+    Mapping[str, tuple[bytes, ...]],
+    table(24, text(2, re.compile("[0-9]|[1-9][0-9]")), items(64, digest(), min_items=1)),
+]
+"""Of registers of the bank sha256 the values that are accepted."""
+
 _NAME = re.compile("000b[0-9a-f]{64}|000c[0-9a-f]{96}")
 _FIRMWARE = frozenset({0, 2, 4, 7})
 _SYSTEMS = (frozenset({8, 9}), frozenset({11, 12, 13}), frozenset({9, 12}))
@@ -34,8 +39,7 @@ class TpmPolicy(Record, name="policy.hardware.tpm"):
     chain: Annotated[str, choice(("image",)), LEFT_OUT] = ""
     # Certificates, DER, to which an endorsement key's certificate has to lead.
     ek_roots: Annotated[tuple[bytes, ...], items(16, octets(max_length=4096)), LEFT_OUT] = ()
-    # Of each register of the bank sha256 the values that are accepted.
-    pcrs: Annotated[Mapping[str, tuple[bytes, ...]], table(24, text(2, _REGISTER), items(64, digest(), min_items=1))]
+    pcrs: Registers
 
     def __post_init__(self) -> None:
         if not self.chain:
