@@ -20,8 +20,8 @@ from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.attestation.roots.sev_snp.amd_keys import PINNED, Product
 from glasshouse.attestation.roots.sev_snp.sev_snp_evidence import appraise_report
-from glasshouse.attestation.roots.tpm.tpm_blob import QUOTED_PCRS
 from glasshouse.attestation.roots.tpm.tpm_quote import appraise_quote
+from glasshouse.attestation.roots.tpm.tpm_registers import QUOTED_PCRS
 from glasshouse.attestation.roots.tpm.tpm_structures import refused
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import Json, b64decode

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from glasshouse.attestation.roots.sev_snp.sev_snp_policy import SevSnpPolicy
-from glasshouse.attestation.roots.tpm.tpm_policy import Registers, check_pcrs
+from glasshouse.attestation.roots.tpm.tpm_registers import Registers, check_pcrs
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.record import LEFT_OUT, Member, Record, choice
 

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from glasshouse.attestation.roots.kinds import MAX_BLOB_BYTES
+from glasshouse.attestation.roots.tpm.tpm_registers import QUOTED_PCRS
 from glasshouse.wire.record import LEFT_OUT, Record, digest, items, octets
-
-QUOTED_PCRS = (*range(10), *range(11, 16))
-"""What a quote selects: neither IMA's 10 nor 16 to 23, which can be reset or extended by all."""
 
 MAX_LOG_BYTES = 128 * 1024
 

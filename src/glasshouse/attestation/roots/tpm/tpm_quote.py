@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.tpm.boot_log import BootLog
-from glasshouse.attestation.roots.tpm.tpm_blob import QUOTED_PCRS
+from glasshouse.attestation.roots.tpm.tpm_registers import QUOTED_PCRS
 from glasshouse.attestation.roots.tpm.tpm_structures import ALG_SHA256, Key, TpmReader, check_signature, refused
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import Json
