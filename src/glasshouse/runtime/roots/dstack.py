@@ -45,10 +45,7 @@ class DstackCollector:
         """Return the blob; raises `PlatformError`."""
         del credential
         try:
-            answer = json.loads(self._ask("/GetQuote", json.dumps({"report_data": bound.report_data.hex()}).encode()))
-            quote = without_padding(bytes.fromhex(answer["quote"]))
-            events = [_event(one) for one in json.loads(answer["event_log"]) if one["imr"] == 3]
-            return encode({"events": events, "quote": b64encode(quote)})
+            return blob_of(self._ask("/GetQuote", json.dumps({"report_data": bound.report_data.hex()}).encode()))
         except OSError as error:
             raise unavailable(f"dstack's agent does not answer: {error.strerror or 'no answer in time'}") from None
         except (ValueError, TypeError, LookupError, RecursionError, FormatError):
@@ -71,6 +68,14 @@ class DstackCollector:
         if part or (whole := _ANSWER.fullmatch(received)) is None:
             raise ValueError
         return whole[1]
+
+
+def blob_of(answer: bytes) -> bytes:
+    """Return the blob of an answer to GetQuote; raises `ValueError`, `TypeError`, `LookupError` or `FormatError`."""
+    read = json.loads(answer)
+    quote = without_padding(bytes.fromhex(read["quote"]))
+    events = [_event(one) for one in json.loads(read["event_log"]) if one["imr"] == 3]
+    return encode({"events": events, "quote": b64encode(quote)})
 
 
 def _event(logged: dict[str, Any]) -> dict[str, Any]:

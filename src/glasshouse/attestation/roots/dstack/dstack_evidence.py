@@ -19,7 +19,7 @@ from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.attestation.roots.kinds import MAX_BLOB_BYTES
 from glasshouse.attestation.roots.tdx import tdx_evidence as tdx
-from glasshouse.attestation.roots.tdx.tdx_signatures import refused
+from glasshouse.attestation.roots.tdx.tdx_signatures import Judge, refused
 from glasshouse.errors import Code
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.record import Record, integer, items, octets, text
@@ -59,21 +59,25 @@ class DstackBlob(Record, name="dstack", max_bytes=MAX_BLOB_BYTES):
 
 def appraise(blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy: HardwarePolicy) -> Appraised:
     """Appraise a blob; raises `CheckFailedError`, in the order of the specification's table."""
+    root_sha256 = tdx.INTEL_ROOT_SHA256
+    return appraise_blob(
+        blob, bound.report_data, now_us=now_us, collateral=collateral, policy=policy, root_sha256=root_sha256
+    )
+
+
+def appraise_blob(
+    blob: bytes, report_data: bytes, *, now_us: int, collateral: Pack, policy: HardwarePolicy, root_sha256: bytes
+) -> Appraised:
+    """Appraise a blob that has to be bound to this report data and lead to this root; raises `CheckFailedError`."""
     terms = policy.dstack
     assert terms is not None  # noqa: S101 - the caller's rule: the policy names the kind
     with refused(Code.HARDWARE_MALFORMED, "the blob dstack"):
         read = DstackBlob.parse(blob)
+    # The host's claim of what will run, which is of no use where it is another than what the launcher measured.
     composed = next((event.payload for event in read.events if event.name == "compose-hash"), b"")
-    report, found = tdx.appraise_quote(
-        read.quote,
-        now_us=now_us,
-        collateral=collateral,
-        terms=terms,
-        ages=policy.collateral,
-        root_sha256=tdx.INTEL_ROOT_SHA256,
-        # The host's claim of what will run, which is of no use where it is another than what the launcher measured.
-        config_ids=(*terms.config_ids, (b"\x01" + composed).ljust(48, b"\x00")),
-    )
+    config_ids = (*terms.config_ids, (b"\x01" + composed).ljust(48, b"\x00"))
+    judge = Judge(collateral, root_sha256=root_sha256, now_us=now_us)
+    report, found = tdx.appraise_quote(read.quote, judge, terms=terms, ages=policy.collateral, config_ids=config_ids)
     if replay(read.events) != report.rtmr3:
         raise CheckFailedError(
             "12",
@@ -86,7 +90,7 @@ def appraise(blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy
     compose, provider = launch["compose-hash"], launch["key-provider"]
     tdx.check_listed("compose-hash", compose.hex(), map(bytes.hex, terms.compose_hashes))
     tdx.check_listed("key-provider", provider.decode("latin-1"), terms.key_providers)
-    tdx.check_binding(report, bound)
+    tdx.check_binding(report, report_data)
     return replace(found, claims={**found.claims, "app_id": launch["app-id"].hex(), "compose_hash": compose.hex()})
 
 

@@ -44,39 +44,34 @@ class TdxBlob(Record, name="tdx", max_bytes=24 * 1024):
 
 def appraise(blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy: HardwarePolicy) -> Appraised:
     """Appraise a blob; raises `CheckFailedError`, in the order of the specification's table."""
+    return appraise_blob(
+        blob, bound.report_data, now_us=now_us, collateral=collateral, policy=policy, root_sha256=INTEL_ROOT_SHA256
+    )
+
+
+def appraise_blob(
+    blob: bytes, report_data: bytes, *, now_us: int, collateral: Pack, policy: HardwarePolicy, root_sha256: bytes
+) -> Appraised:
+    """Appraise a blob that has to be bound to this report data and lead to this root; raises `CheckFailedError`."""
     terms = policy.tdx
     assert terms is not None  # noqa: S101 - the caller's rule: the policy names the kind
     with refused(Code.HARDWARE_MALFORMED, "the blob tdx"):
         quote = TdxBlob.parse(blob).quote
-    report, found = appraise_quote(
-        quote,
-        now_us=now_us,
-        collateral=collateral,
-        terms=terms,
-        ages=policy.collateral,
-        root_sha256=INTEL_ROOT_SHA256,
-        config_ids=terms.config_ids,
-    )
-    check_binding(report, bound)
+    judge = Judge(collateral, root_sha256=root_sha256, now_us=now_us)
+    report, found = appraise_quote(quote, judge, terms=terms, ages=policy.collateral, config_ids=terms.config_ids)
+    check_binding(report, report_data)
     return found
 
 
 def appraise_quote(
-    raw: bytes,
-    *,
-    now_us: int,
-    collateral: Pack,
-    terms: TdxTerms,
-    ages: MaxAges,
-    root_sha256: bytes,
-    config_ids: tuple[bytes, ...],
+    raw: bytes, judge: Judge, *, terms: TdxTerms, ages: MaxAges, config_ids: tuple[bytes, ...]
 ) -> tuple[TdReport, Appraised]:
     """Appraise all of a quote but what it is bound to; raises `CheckFailedError`."""
     with refused(Code.HARDWARE_MALFORMED, "the quote"):
         quote = TdxQuote.parse(raw)
-    judge = Judge(collateral, root_sha256=root_sha256, now_us=now_us)
     judge.check_quote(quote, crl_age_s=ages.crl)
-    fmspc = dcap_qvl.parse_pck_extension_from_pem(quote.pem).fmspc.hex().upper()
+    with refused(Code.HARDWARE_CERTIFICATE, "the processor's certificate"):
+        fmspc = dcap_qvl.parse_pck_extension_from_pem(quote.pem).fmspc.hex().upper()
     check_listed("fmspc", fmspc, terms.fmspcs)
     tcb = judge.signed_list(f"intel/tcb/{fmspc}", "tcbInfo", age_s=ages.tcb, fmspc=fmspc, id="TDX")
     enclave = judge.signed_list("intel/qe-identity", "enclaveIdentity", age_s=ages.tcb, id="TD_QE")
@@ -91,8 +86,8 @@ def appraise_quote(
     _check_report(quote, terms, config_ids)
     lists = dcap_qvl.QuoteCollateralV3(
         pck_crl_issuer_chain=enclave.pem,  # not looked at: the issuers are in the quote
-        root_ca_crl=collateral.named("intel/root-crl"),
-        pck_crl=collateral.named(judge.pck_list),
+        root_ca_crl=judge.pack.named("intel/root-crl"),
+        pck_crl=judge.pack.named(judge.pck_list),
         tcb_info_issuer_chain=tcb.pem,
         tcb_info=tcb.text,
         tcb_info_signature=tcb.signature,
@@ -100,8 +95,9 @@ def appraise_quote(
         qe_identity=enclave.text,
         qe_identity_signature=enclave.signature,
     )
+    root = quote.chain[2].public_bytes(Encoding.DER)
     with refused(Code.HARDWARE_TCB, "the platform"):
-        verified = dcap_qvl.verify_with_root_ca(raw, lists, quote.chain[2].public_bytes(Encoding.DER), now_us // 10**6)
+        verified = dcap_qvl.verify_with_root_ca(raw, lists, root, judge.now_us // 10**6)
         for what, found, excepted in (
             ("status", [verified.status], {"UpToDate", *terms.statuses}),
             ("advisories", verified.advisory_ids, set(terms.advisories)),
@@ -122,14 +118,14 @@ def appraise_quote(
     )
 
 
-def check_binding(report: TdReport, bound: Bound) -> None:
+def check_binding(report: TdReport, report_data: bytes) -> None:
     """The quote is of this run; raises `CheckFailedError`, `hardware-binding`."""
-    if not hmac.compare_digest(report.report_data, bound.report_data):
+    if not hmac.compare_digest(report.report_data, report_data):
         raise CheckFailedError(
             "12",
             Code.HARDWARE_BINDING,
             "a quote about another run, challenge or key, or without the GPUs' evidence",
-            expected=bound.report_data.hex(),
+            expected=report_data.hex(),
             actual=report.report_data.hex(),
         )
 

@@ -60,7 +60,7 @@ class Judge:
     """
 
     def __init__(self, pack: Pack, *, root_sha256: bytes, now_us: int) -> None:
-        self._pack, self._root_sha256, self._now_us = pack, root_sha256, now_us
+        self.pack, self.now_us, self._root_sha256 = pack, now_us, root_sha256
         self.until_us = 2**53 - 1  # when the first of all that was checked ends
 
     def check_quote(self, quote: TdxQuote, *, crl_age_s: int) -> None:
@@ -93,9 +93,9 @@ class Judge:
         Raises:
             CheckFailedError: `collateral-missing`, `collateral-invalid` or `collateral-expired`.
         """
-        data, pem = self._pack.named(name), self._pack.named(f"{name}/chain")
+        data, issuers = self.pack.named(name), self.pack.named(f"{name}/chain")
         with refused(Code.COLLATERAL_INVALID, f"{name}/chain"):
-            signer, _ = chain = tuple(x509.load_pem_x509_certificates(pem))
+            signer, _ = chain = tuple(x509.load_pem_x509_certificates(issuers))
         self._check_chain(chain, Code.COLLATERAL_INVALID, f"{name}/chain")
         with refused(Code.COLLATERAL_INVALID, name):
             form = re.compile(rb'\{"%s":(\{.*\}),"signature":"([0-9a-f]{128})"\}' % member.encode(), re.DOTALL)
@@ -111,7 +111,9 @@ class Judge:
             issued, expires = (datetime.fromisoformat(found[date]) for date in ("issueDate", "nextUpdate"))
             number = int(found["tcbEvaluationDataNumber"])
         self._check_current(name, issued, expires, age_s)
-        return SignedList(text.decode(), signature, pem.decode(), number)
+        # Encoded again, so that no byte which is not signed goes on.
+        pem = "".join(one.public_bytes(Encoding.PEM).decode() for one in chain)
+        return SignedList(text.decode(), signature, pem, number)
 
     def _check_chain(self, chain: tuple[x509.Certificate, ...], code: Code, what: str) -> None:
         with refused(code, what):
@@ -124,12 +126,12 @@ class Judge:
                     raise ValueError("a certificate for another use")
             start = max(_us(one.not_valid_before_utc) for one in chain)
             end = min(_us(one.not_valid_after_utc) for one in chain)
-            if not start <= self._now_us < end:
+            if not start <= self.now_us < end:
                 raise ValueError("one is not yet or no longer valid")
         self.until_us = min(self.until_us, end)
 
     def _list(self, name: str, issuer: x509.Certificate, age_s: int) -> x509.CertificateRevocationList:
-        data = self._pack.named(name)
+        data = self.pack.named(name)
         with refused(Code.COLLATERAL_INVALID, name):
             found = x509.load_der_x509_crl(data)
             if found.issuer != issuer.subject or not found.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type]
@@ -141,7 +143,7 @@ class Judge:
 
     def _check_current(self, name: str, issued: datetime, expires: datetime, age_s: int) -> None:
         start, end = _us(issued), _us(expires)
-        check_current(name, issued_us=start, expires_us=end, now_us=self._now_us, max_age_s=age_s)
+        check_current(name, issued_us=start, expires_us=end, now_us=self.now_us, max_age_s=age_s)
         self.until_us = min(self.until_us, end, start + age_s * 1_000_000)
 
 
