@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 __all__ = ["EK_USE", "EkAuthority"]
 
 EK_USE = x509.ObjectIdentifier("2.23.133.8.1")
-SINCE = datetime(2026, 1, 1, tzinfo=UTC)
+SINCE = datetime(2020, 1, 1, tzinfo=UTC)
+_CENTURY = 36500
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class EkAuthority:
     issuer: EkAuthority | None = None
     is_authority: bool = True
     path_length: int | None = None
-    days: int = 3650
+    days: int = _CENTURY
     more: Sequence[x509.ExtensionType] = ()  # critical ones
     key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
 
@@ -45,7 +46,7 @@ class EkAuthority:
         key: CertificatePublicKeyTypes,
         extensions: Sequence[tuple[x509.ExtensionType, bool]],
         *,
-        days: int = 365,
+        days: int = _CENTURY,
     ) -> bytes:
         """Return a certificate with these extensions, each with whether it is critical."""
         builder = x509.CertificateBuilder(
@@ -66,7 +67,7 @@ class EkAuthority:
         *,
         use: x509.ObjectIdentifier | None = EK_USE,
         more: Sequence[x509.ExtensionType] = (),
-        days: int = 365,
+        days: int = _CENTURY,
         **usage: bool,
     ) -> bytes:
         """Return an endorsement key's certificate."""
