@@ -55,16 +55,6 @@ def holders(library: str) -> set[int]:
     return found
 
 
-def confidential_state() -> str:
-    """Return whether the driver's confidential computing is ``on`` or ``off``, or ``unknown``."""
-    try:
-        with nvml_of(LIBRARY) as nvml:
-            state = (ctypes.c_uint * 3)()  # environment, feature, developer tools
-            return "on" if nvml.nvmlSystemGetConfComputeState(state) == 0 and state[1] else "off"
-    except (OSError, AttributeError):
-        return "unknown"
-
-
 @contextmanager
 def nvml_of(library: str) -> Iterator[ctypes.CDLL]:
     """Open the library; raises `OSError` where there is none or its driver does not answer."""

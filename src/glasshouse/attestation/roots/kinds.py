@@ -19,23 +19,30 @@ class Kind:
     kind: str
     title: str  # for people
     offered_by: tuple[str, ...]  # paths, of which a machine that has it shows one; globs
+    chains: tuple[str, ...] = ()  # from what it measures to the runtime, of which a policy names one
     needs: str = ""  # what the verifier needs beside the package itself: a module
 
 
 KINDS = {
     row.kind: row
     for row in (
-        Kind(kind="azure", title="Azure confidential VM", offered_by=("/dev/tpmrm0",)),
+        Kind(kind="azure", title="Azure confidential VM", offered_by=("/dev/tpmrm0",), chains=("image",)),
         Kind(
             kind="dstack",
             title="dstack on TDX",
             offered_by=("/var/run/dstack.sock", "/var/run/dstack/dstack.sock"),
+            chains=("workload",),
             needs="dcap_qvl",
         ),
-        Kind(kind="gcp", title="GCP Confidential Space", offered_by=("/run/container_launcher/teeserver.sock",)),
+        Kind(
+            kind="gcp",
+            title="GCP Confidential Space",
+            offered_by=("/run/container_launcher/teeserver.sock",),
+            chains=("workload",),
+        ),
         Kind(kind=NVIDIA, title="NVIDIA confidential computing", offered_by=("/dev/nvidia[0-9]*",), needs="lxml"),
-        Kind(kind="sev-snp", title="AMD SEV-SNP", offered_by=("/dev/sev-guest",)),
-        Kind(kind="tdx", title="Intel TDX", offered_by=("/dev/tdx_guest",), needs="dcap_qvl"),
-        Kind(kind="tpm", title="TPM 2.0", offered_by=("/dev/tpmrm0",)),
+        Kind(kind="sev-snp", title="AMD SEV-SNP", offered_by=("/dev/sev-guest",), chains=("image", "launch")),
+        Kind(kind="tdx", title="Intel TDX", offered_by=("/dev/tdx_guest",), chains=("image",), needs="dcap_qvl"),
+        Kind(kind="tpm", title="TPM 2.0", offered_by=("/dev/tpmrm0",), chains=("image",)),
     )
 }

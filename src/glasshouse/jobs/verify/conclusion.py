@@ -18,6 +18,7 @@ from glasshouse.errors import Code, ExitCode, GlasshouseError, PackageError, Usa
 from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES, Receipt
 from glasshouse.jobs.owner.home import is_there, open_regular
 from glasshouse.jobs.owner.rundir import GIVEN_UP, RunFolder, RunRecord
+from glasshouse.jobs.verify.hardware.completed import complete_bundle
 from glasshouse.jobs.verify.run_files import check_group, sealed_files, verify_log_in, why_unreadable
 from glasshouse.jobs.verify.verdict import EXITS, Status, Verdict, verify_bundle
 from glasshouse.providers.place.local import LocalPlace
@@ -131,6 +132,7 @@ def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None)
     if not is_there(folder.receipt):
         return _without_receipt(folder, agent_exit)
     try:
+        complete_bundle(folder)
         verdict = verify_run(folder, owner=owner_signing)
     except GlasshouseError as error:
         return Conclusion(outcome=Outcome.LOST, code=error.code, verdict=INVALID, problem=error.message)

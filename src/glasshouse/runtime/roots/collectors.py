@@ -77,7 +77,7 @@ def collector_of(kind: str) -> Collector:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise unavailable(f"this version does not collect evidence of {KINDS[kind].title}") from None
+        raise unavailable(f"this version collects no evidence of the kind {kind} ({KINDS[kind].title})") from None
     return made
 
 
