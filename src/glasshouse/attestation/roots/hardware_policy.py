@@ -12,6 +12,7 @@ from glasshouse.attestation.roots.azure.azure_policy import AzurePolicy
 from glasshouse.attestation.roots.dstack.dstack_policy import DstackPolicy
 from glasshouse.attestation.roots.kinds import KINDS
 from glasshouse.attestation.roots.levels import LEVELS
+from glasshouse.attestation.roots.nvidia.nvidia_policy import NvidiaPolicy
 from glasshouse.attestation.roots.sev_snp.sev_snp_policy import SevSnpPolicy
 from glasshouse.attestation.roots.tdx.tdx_policy import TdxPolicy
 from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
@@ -38,6 +39,7 @@ class HardwarePolicy(Record, name="policy.hardware"):
     azure: Annotated[AzurePolicy | None, LEFT_OUT] = None
     collateral: Annotated[MaxAges, LEFT_OUT] = MaxAges()
     dstack: Annotated[DstackPolicy | None, LEFT_OUT] = None
+    nvidia: Annotated[NvidiaPolicy | None, LEFT_OUT] = None
     sev_snp: Annotated[SevSnpPolicy | None, Member("sev-snp"), LEFT_OUT] = None
     tdx: Annotated[TdxPolicy | None, LEFT_OUT] = None
     tpm: Annotated[TpmPolicy | None, LEFT_OUT] = None

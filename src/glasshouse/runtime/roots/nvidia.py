@@ -1,7 +1,7 @@
 """Evidence of NVIDIA's GPUs, and of the switches between them, as the driver's libraries give it.
 
 What NVML says of the driver's mode is no evidence by itself: the processor's report binds it, as all that measured code
-says. Source: spec/hardware-evidence.md, section 7.6; nvml.h of CUDA 12.4; nscq.h 2.0.
+says. Source: spec/hardware-evidence.md, section 7.5; nvml.h of CUDA 12.4; nscq.h 2.0.
 """
 
 from __future__ import annotations

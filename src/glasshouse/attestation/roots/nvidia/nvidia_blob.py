@@ -1,6 +1,6 @@
 """The blob of the kind `nvidia`: a report of each GPU and switch, and their certificates in one table.
 
-Source: spec/hardware-evidence.md, section 7.6.
+Source: spec/hardware-evidence.md, section 7.5.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from glasshouse.attestation.claims import MAX_GPUS
 from glasshouse.attestation.roots.kinds import MAX_BLOB_BYTES
+from glasshouse.attestation.roots.nvidia.nvidia_policy import MAX_GPUS, MAX_SWITCHES
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.record import Record, integer, items, octets
 
-MAX_SWITCHES = 16
 MAX_CERTIFICATES = 256
 CHAIN_LENGTH = 4  # of a device: its report's key, itself, its provisioner, its family; the root is pinned
 
