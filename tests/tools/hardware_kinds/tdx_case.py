@@ -17,10 +17,13 @@ def appraise_public(case: HardwareCase, files: Mapping[str, bytes], pack: Pack) 
     """Appraise the file; what the case is bound to is the quote's report data."""
     del pack
     quote = files["evidence"]
-    if quote.isascii():
+    if case.paths["evidence"].endswith((".hex", ".txt")):
         quote = bytes.fromhex(quote.decode().removeprefix("0x"))
+    if quote.startswith(b"\x04\x00"):
+        # These fill their buffer, which the collector cuts off; a file that is cut there is another file.
+        quote = quote.removesuffix(PADDING) if quote.endswith(PADDING) else b""
     return tdx_evidence.appraise_blob(
-        encode({"quote": b64encode(quote.removesuffix(PADDING))}),
+        encode({"quote": b64encode(quote)}),
         case.bound or bytes(64),
         now_us=case.now_us,
         collateral=pack_of(files["collateral"]),

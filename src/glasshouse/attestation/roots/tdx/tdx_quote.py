@@ -74,7 +74,7 @@ class TdxQuote:
             )
             pem = raw[end + _BEHIND.size :]
             chain = tuple(x509.load_pem_x509_certificates(pem.removesuffix(b"\x00")))
-        except (struct.error, ValueError) as error:
+        except (struct.error, ValueError, x509.InvalidVersion) as error:
             raise FormatError(Code.SCHEMA, f"a quote that cannot be read: {error}") from None
         lengths = (whole, size, auth, pem_size) == (len(raw) - end - 4, len(raw) - end - 138, 32, len(pem))
         if version not in (4, 5) or kind not in (2, 3) or (version == 5 and length != _REPORT.size + tail):

@@ -29,17 +29,20 @@ from glasshouse.wire.crypto import sha256
 _DAY_S = 24 * 3600
 _AUTHORITIES = {f"Intel SGX PCK {name} CA": f"intel/pck-crl/{name.lower()}" for name in ("Platform", "Processor")}
 
+X509_ERRORS = (x509.DuplicateExtension, x509.ExtensionNotFound, x509.InvalidVersion, x509.UnsupportedGeneralNameType)
+"""What `cryptography` raises of a certificate beside ValueError."""
+
 
 @contextmanager
 def refused(code: Code, what: str) -> Iterator[None]:
     """Turn whatever a parser or a signature's check raises into a refusal of check 12."""
     try:
         yield
-    except (InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound, x509.DuplicateExtension):
-        raise CheckFailedError("12", code, what) from None
+    except InvalidSignature:
+        raise CheckFailedError("12", code, f"{what}: a signature that its key did not make") from None
     except FormatError as error:
         raise CheckFailedError("12", code, f"{what}: {error.message}") from None
-    except (ValueError, TypeError, LookupError) as error:  # of a parser, or our own sentence
+    except (ValueError, TypeError, LookupError, UnsupportedAlgorithm, *X509_ERRORS) as error:  # also our own sentences
         raise CheckFailedError("12", code, f"{what}: {error}") from None
 
 
@@ -119,10 +122,10 @@ class Judge:
         with refused(code, what):
             if sha256(chain[-1].public_bytes(Encoding.DER)) != self._root_sha256:
                 raise ValueError("they do not lead to Intel's root")
-            for at, (child, issuer) in enumerate(pairwise(chain)):
+            for child, issuer in reversed(tuple(pairwise(chain))):  # nothing is read of what is not yet signed
                 child.verify_directly_issued_by(issuer)
                 constraints = child.extensions.get_extension_for_class(x509.BasicConstraints).value
-                if constraints.ca != (at > 0):  # an authority's key signs certificates, and no others do
+                if constraints.ca != (child is not chain[0]):  # an authority's key signs certificates, no other does
                     raise ValueError("a certificate for another use")
             start = max(_us(one.not_valid_before_utc) for one in chain)
             end = min(_us(one.not_valid_after_utc) for one in chain)
