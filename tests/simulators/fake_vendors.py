@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import ocsp
-from cryptography.x509.oid import AuthorityInformationAccessOID
 
 from glasshouse.jobs.collateral import vendor_requests, vendor_services
 
@@ -55,7 +54,7 @@ class FakeVendors:
     def _key(self) -> ec.EllipticCurvePrivateKey:
         return ec.generate_private_key(ec.SECP256R1())
 
-    def certificate(self, name: str, *, issuer: str = "root", with_ocsp: bool = True) -> x509.Certificate:
+    def certificate(self, name: str, *, issuer: str = "root") -> x509.Certificate:
         """Return a certificate, the same for the same name; all names have one key."""
         if name in self._made:
             return self._made[name]
@@ -68,15 +67,11 @@ class FakeVendors:
             .not_valid_before(self.issued - 100 * DAY)
             .not_valid_after(self.issued + 1000 * DAY)
         )
-        if with_ocsp:
-            where = x509.UniformResourceIdentifier("http://ocsp.ndis.nvidia.com")
-            access = x509.AccessDescription(AuthorityInformationAccessOID.OCSP, where)
-            built = built.add_extension(x509.AuthorityInformationAccess([access]), critical=False)
         return self._made.setdefault(name, built.sign(self._key, SHA256()))
 
     def manifest(self, name: str) -> bytes:
         """Return a manifest, as far as a fetcher reads it."""
-        chain = (self.certificate(f"signer of {name}", issuer="root"), self.certificate("root", with_ocsp=False))
+        chain = (self.certificate(f"signer of {name}", issuer="root"), self.certificate("root"))
         texts = [base64.encodebytes(one.public_bytes(Encoding.DER)).decode() for one in chain]
         return "".join(f"<ds:X509Certificate>{text}</ds:X509Certificate>" for text in texts).encode()
 

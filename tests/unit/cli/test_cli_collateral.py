@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +121,14 @@ def test_manifests_bring_the_responses_about_those_who_signed_them(owner: Owner,
     assert len(responses) == 1
     assert DRIVER in owner.names
 
-    # A device of an authority that is not known here: its chain says what to ask about; its own certificate names no
-    # service, so that nothing in the pack is of one machine.
-    chain = [owner.vendors.certificate("device", issuer="ICA 9", with_ocsp=False), owner.vendors.certificate("ICA 9")]
+    # A device of an authority that is not known here: its chain says what to ask about, also the device itself.
+    chain = [
+        owner.vendors.certificate(name, issuer=above) for name, above in pairwise(("made", "device", "ICA", "root"))
+    ]
     pem = tmp_path / "chain.pem"
     pem.write_bytes(b"".join(one.public_bytes(Encoding.PEM) for one in (*chain, owner.vendors.certificate("root"))))
     assert owner.ask("fetch", str(pem))[0] == ExitCode.DONE
-    assert len([name for name in owner.names if name.startswith("nvidia/ocsp/")]) == 2
+    assert len([name for name in owner.names if name.startswith("nvidia/ocsp/")]) == 3
     # The next fetch does not know that chain, and leaves the response about it as it was.
     before = owner.names
     assert owner.ask("fetch")[0] == ExitCode.DONE

@@ -108,8 +108,6 @@ def _wanted(what: Sequence[str]) -> tuple[set[str], Certified]:
             names |= named_by(read_hardware(Path(one)))
         elif one.endswith(".pem"):
             chain = chain_in(Path(one))
-            if not chain:
-                raise UsageError(Code.USAGE, f"{one} has no certificate that names an OCSP service, with its issuer")
             names |= set(chain)
             certified |= chain
         else:

@@ -33,13 +33,19 @@ _MAX_PEM_BYTES = 64 * 1024
 
 
 def chain_in(path: Path) -> Certified:
-    """Return those certificates of a PEM file that OCSP is asked about: a chain, leaf first; raises `UsageError`."""
+    """Return those certificates of a device's chain that OCSP is asked about; raises `UsageError`.
+
+    Args:
+        path: a PEM file; first the certificate that the device made for itself, of which no service knows.
+    """
+    data = read_bounded(path, max_bytes=_MAX_PEM_BYTES, what="certificate file")
     try:
-        return asked_about(
-            x509.load_pem_x509_certificates(read_bounded(path, max_bytes=_MAX_PEM_BYTES, what="certificate file"))
-        )
+        found = asked_about(x509.load_pem_x509_certificates(data)[1:])
     except ValueError as error:
         raise UsageError(Code.USAGE, f"{path} has no certificates in PEM: {error}") from None
+    if not found:
+        raise UsageError(Code.USAGE, f"{path} is no chain of a device's: its certificate, its issuers', their root's")
+    return found
 
 
 def named_by(policy: HardwarePolicy) -> set[str]:

@@ -19,7 +19,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import ocsp
-from cryptography.x509.oid import AuthorityInformationAccessOID
 
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.wire.crypto import sha256
@@ -107,15 +106,8 @@ def request_for(item: str, certificates: Certified) -> Request:
 
 
 def asked_about(chain: list[x509.Certificate]) -> Certified:
-    """Return those certificates of a chain, leaf first, that name NVIDIA's OCSP service, and the issuer of each.
-
-    A device's own certificates name none: a response about them would be of one machine.
-    """
-    return {
-        OCSP + sha256(one.public_bytes(Encoding.DER))[:16].hex(): (one, issuer)
-        for one, issuer in pairwise(chain)
-        if _names_service(one)
-    }
+    """Return the certificates of a chain, leaf first, that OCSP is asked about: all but its root."""
+    return {OCSP + sha256(one.public_bytes(Encoding.DER))[:16].hex(): (one, issuer) for one, issuer in pairwise(chain)}
 
 
 def signers(manifest: bytes) -> list[x509.Certificate]:
@@ -129,14 +121,6 @@ def signers(manifest: bytes) -> list[x509.Certificate]:
         return [x509.load_der_x509_certificate(der) for der in found[:_MAX_SIGNERS]]
     except (ValueError, binascii.Error) as error:
         raise FormatError(Code.COLLATERAL_INVALID, f"a manifest with what is no certificate: {error}") from None
-
-
-def _names_service(certificate: x509.Certificate) -> bool:
-    try:
-        access = certificate.extensions.get_extension_for_class(x509.AuthorityInformationAccess).value
-    except (x509.ExtensionNotFound, ValueError):
-        return False
-    return any(one.access_method == AuthorityInformationAccessOID.OCSP for one in access)
 
 
 def _manifest(name: str, body: bytes) -> bytes:
