@@ -46,7 +46,7 @@ def _dates_of(name: str, data: bytes) -> Dates:
     if name.endswith("/chain"):
         return _of_certificates(x509.load_pem_x509_certificates(data))
     if name.startswith(RIM):
-        return _of_certificates(signers(data)[:1])
+        return _of_certificates(signers(data))
     if name.startswith(OCSP):
         response = ocsp.load_der_ocsp_response(data)
         if response.response_status is not ocsp.OCSPResponseStatus.SUCCESSFUL:
