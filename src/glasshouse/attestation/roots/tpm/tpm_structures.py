@@ -99,7 +99,7 @@ def attesting_key(public: bytes) -> Key:
             reader.want(_RSASSA, ALG_SHA256, 2048, 0, 0)  # the exponent is the usual one
             modulus = reader.sized()
             key = rsa.RSAPublicNumbers(65537, int.from_bytes(modulus, "big")).public_key()
-            canonical = kind == _RSA and len(modulus) == 256 and modulus[0] >= 0x80
+            canonical = kind == _RSA and len(modulus) == 256 and modulus[0] >= 0x80 and modulus[-1] % 2 == 1
         reader.end()
         if not canonical:
             raise FormatError(Code.SCHEMA, "a key of another kind or size than ECC P-256 or RSA-2048")
