@@ -12,6 +12,7 @@ from typing import Annotated
 from cryptography import x509
 
 from glasshouse.attestation.roots.tpm.tpm_registers import Registers, check_pcrs
+from glasshouse.attestation.roots.x509_errors import X509_ERRORS
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.record import LEFT_OUT, Record, choice, items, octets, text
 
@@ -41,6 +42,6 @@ class TpmPolicy(Record, name="policy.hardware.tpm"):
         for root in self.ek_roots:
             try:
                 x509.load_der_x509_certificate(root)
-            except ValueError as error:
+            except X509_ERRORS as error:
                 message = f"policy.hardware.tpm.ek_roots has what is no certificate in DER: {error}"
                 raise FormatError(Code.POLICY_IMPOSSIBLE, message) from None
