@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import ocsp
 
-from glasshouse.jobs.collateral import vendor_requests, vendor_services
+from glasshouse.jobs.collateral import fetched_pack, vendor_requests, vendor_services
 
 __all__ = ["FakeVendors", "serving"]
 
@@ -130,6 +130,12 @@ class FakeVendors:
         return 404, {}, b"not here"
 
 
+class _NoMakers:
+    def __init__(self, *_: object, now_us: int) -> None:
+        self.wrong: dict[str, Exception] = {}
+        self.unchecked: set[str] = set()
+
+
 def _name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
 
@@ -179,6 +185,7 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVendors]:
     for host in vendor_services.HOSTS:
         monkeypatch.setitem(vendor_services.HOSTS, host, f"http://127.0.0.1:{server.server_address[1]}")
     monkeypatch.setattr(vendor_requests, "sleep", vendors.waits.append)
+    monkeypatch.setattr(fetched_pack, "Makers", _NoMakers)  # whose keys are not these
     try:
         yield vendors
     finally:

@@ -1,7 +1,7 @@
 """Makes a collateral pack of what vendors publish now.
 
 Laws: a pack is whole or is not made, so that the last one stays; what a vendor does not give is named, all of it at
-once. Each item is what its name says and is of this time; who signed it is for the gate, by the pinned roots.
+once. Each item is what its name says, of this time and, as far as that can be checked here, of its maker.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from glasshouse.attestation.roots.collateral import Item, Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.errors import Code, FormatError, PeerError, UsageError
 from glasshouse.jobs.collateral.item_dates import Dates, dates_of
+from glasshouse.jobs.collateral.item_makers import Makers
 from glasshouse.jobs.collateral.nvidia_issuers import ISSUERS
 from glasshouse.jobs.collateral.vendor_requests import asked
 from glasshouse.jobs.collateral.vendor_services import OCSP, PRODUCTS, RIM, Certified, asked_about, request_for, signers
@@ -102,6 +103,7 @@ def fetched_pack(
         certified |= asked_about(signers(found[name]))
     for name in sorted(certified.keys() - ISSUERS.keys()):
         fetch(name)
+    failed += _wrong(found, certified, now_us, say)
     if failed:
         raise PeerError(
             Code.COLLATERAL_MISSING,
@@ -112,6 +114,23 @@ def fetched_pack(
         if name.startswith(OCSP) and name not in found and now_us < dates_of(name, data).expires_us:
             found[name] = data
     return Pack(items=tuple(Item(name=name, data=found[name]) for name in sorted(found)))
+
+
+def _wrong(
+    found: Mapping[str, bytes], certified: Certified, now_us: int, say: Callable[[str], None]
+) -> list[PeerError]:
+    """Return what is not its maker's; say what is revoked, which a gate has to be told, and what was not looked at."""
+    makers = Makers(found, certified, now_us=now_us)
+    if makers.unchecked:
+        say("who signed what is of Intel and NVIDIA is left to the gate: pip install 'glasshouse-train[hardware]'")
+    wrong = []
+    for error in makers.wrong.values():
+        why = error.message.removeprefix("check 12: ")
+        if error.code is Code.HARDWARE_REVOKED:
+            say(why)
+        else:
+            wrong.append(PeerError(error.code, why, hint="try again later, and look at this machine's clock"))
+    return wrong
 
 
 def _current(name: str, data: bytes, now_us: int) -> Dates:

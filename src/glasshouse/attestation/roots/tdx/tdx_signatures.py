@@ -72,8 +72,7 @@ class Judge:
         self._check_chain(quote.chain, Code.HARDWARE_CERTIFICATE, "the certificates of the quote")
         with refused(Code.HARDWARE_CERTIFICATE, "the issuer of the processor's certificate"):
             self.pck_list = _AUTHORITIES[str(issuer.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value)]
-        # Intel makes the root's list about once a year, so that its own end alone counts.
-        self._root_list = self._list("intel/root-crl", root, 400 * _DAY_S)
+        self.use_root(root)
         listed = self._list(self.pck_list, issuer, crl_age_s).get_revoked_certificate_by_serial_number(
             pck.serial_number
         )
@@ -85,6 +84,15 @@ class Judge:
                 raise ValueError("an attestation key that its quoting enclave did not make")
             key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), b"\x04" + quote.key)
             _verify(key, quote.signature, quote.signed)
+
+    def use_root(self, root: x509.Certificate) -> None:
+        """Read the root's own list, by which signers are judged; raises `CheckFailedError`.
+
+        Args:
+            root: whose digest was compared.
+        """
+        # Intel makes it about once a year, so that its own end alone counts.
+        self._root_list = self._list("intel/root-crl", root, 400 * _DAY_S)
 
     def signed_list(self, name: str, member: str, *, age_s: int, **stated: Any) -> SignedList:
         """Check 6, after the others: a list of Intel's is signed, of this time, and what its name says.
