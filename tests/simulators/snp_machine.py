@@ -234,6 +234,8 @@ def report_folder(machine: SnpMachine, folder: Path, entry: str, *, table: bytes
             with (place / "outblob").open("wb", buffering=0) as file:  # waits for who reads
                 if is_over.is_set():
                     return
+                os.mkfifo(place / "next")  # who reads this one to its end does not hold up another, nor read from it
+                (place / "next").replace(place / "outblob")
                 written += 1
                 (place / "generation").write_text(f"{written}\n")
                 file.write(machine.report((place / "inblob").read_bytes()))
