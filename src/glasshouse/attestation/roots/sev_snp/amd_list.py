@@ -34,7 +34,7 @@ def check_revocation(collateral: Pack, product: Product, *, serials: Collection[
     data = collateral.named(name)
     try:
         found = _read(data, product) if len(data) <= _MAX_BYTES else None
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion):
         found = None
     if found is None:
         raise refused(Code.COLLATERAL_INVALID, f"{name} is not a complete list that {product.ark.name} signed")
@@ -48,12 +48,12 @@ def check_revocation(collateral: Pack, product: Product, *, serials: Collection[
 
 def _read(data: bytes, product: Product) -> tuple[int, int, set[int]] | None:
     found = x509.load_der_x509_crl(data)
+    if not found.is_signature_valid(product.ark.key):
+        return None
     end = found.next_update_utc
     # A critical extension narrows what the list is about, or whose certificates it names.
     critical = any(one.critical for one in found.extensions)
     if end is None or critical or found.issuer.public_bytes() != amd_name(product.ark.name):
-        return None
-    if not found.is_signature_valid(product.ark.key):
         return None
     return _us(found.last_update_utc), _us(end), {entry.serial_number for entry in found}
 
