@@ -164,8 +164,8 @@ def exchange(actor: Actor, gate: BrokerClient, loop: Loop) -> None:
         launch=actor.launch,
         manifest=manifest,
         evidence_key=actor.evidence,
-        attester=lambda challenge, _now_us: (actor.claims(challenge), ()),
-        sent=lambda _evidence: None,
+        attester=lambda challenge, _now_us: (actor.claims(challenge), {}),
+        sent=lambda _evidence, _hardware: None,
     )
     package_key = actor.hpke.open(release.sealed_key, info=release.info)
     check_commitment(package_key, manifest.package_id, manifest.key_commitment)

@@ -18,8 +18,9 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from glasshouse.attestation.claims import MAX_DETAILS, MAX_GPUS, Claims, Gpu
-from glasshouse.attestation.evidence import EVIDENCE_TYPE, MAX_HARDWARE_ITEMS, Evidence
+from glasshouse.attestation.evidence import EVIDENCE_TYPE, Evidence
 from glasshouse.attestation.roots.appraised import Blob
+from glasshouse.attestation.roots.kinds import MAX_BLOB_BYTES, MAX_BLOBS
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.http.endpoints import OwnerCall, add_route, bare_app
 from glasshouse.broker.http.listeners import MAX_HEADER_BYTES, MAX_HEADER_LINES, Server, bind_tcp
@@ -51,7 +52,7 @@ __all__ = [
 # Bytes of the messages of an exchange: challenge request, challenge; evidence, release.
 REQUESTS = {"/v1/challenge": 1800, "/v1/evidence": 6200}
 ANSWERS = {"/v1/challenge": 200, "/v1/evidence": 3300}
-HOSTILE_BYTES = 124_000
+HOSTILE_BYTES = 32_000
 PIECE_EVERY_S = 0.005
 
 
@@ -203,7 +204,7 @@ def _head(path: str, length: int, further: bytes = b"") -> bytes:
 
 
 def hostile() -> list[Message]:
-    """Return messages of 124 KB that cost a reader as much as such a message can, as far as is known."""
+    """Return messages of 32 KB that cost a reader as much as such a message can, as far as is known."""
     room = HOSTILE_BYTES - 2
     bombs = [
         b"[" + b"0," * (room // 2 - 1) + b"0]",
@@ -230,27 +231,26 @@ def hostile() -> list[Message]:
 
 
 def hostile_evidence(claims: Claims, launch_key_id: str) -> list[Message]:
-    """Return evidence of 124 KB that nobody signed, valid by its schema; once more with the largest head that is read.
+    """Return long evidence that nobody signed, valid by its schema; once more with the largest head that is read.
 
     Args:
         claims: they name a challenge of the broker.
         launch_key_id: of the key that would have to sign, which everybody reads on the way.
     """
     gpus = [
-        Gpu(name="n" * 64, memory_bytes=number, driver="d" * 64, uuid=f"{number:064}") for number in range(MAX_GPUS)
+        Gpu(name="n" * 48, memory_bytes=number, driver="d" * 48, uuid=f"{number:064}") for number in range(MAX_GPUS)
     ]
     details = {f"d{number:063}": "v" * 64 for number in range(MAX_DETAILS)}
     large = replace(claims, gpus=tuple(gpus), hardening=replace(claims.hardening, details=details))
     names = sorted((key_id(claims.evidence_public), launch_key_id))
 
-    def made(data: bytes) -> bytes:
-        hardware = (Blob(kind="k" * 64, data=data),) * MAX_HARDWARE_ITEMS
+    def made() -> bytes:
+        hardware = (Blob(kind="sev-snp", size=MAX_BLOB_BYTES, sha256=bytes(32)),) * MAX_BLOBS
         payload = Evidence(claims=large, composite=bytes(32), hardware=hardware).encode()
         signatures = tuple((name, bytes(64)) for name in names)
         return dsse.Envelope(payload_type=EVIDENCE_TYPE, payload=payload, signatures=signatures).encode()
 
-    room = HOSTILE_BYTES - len(made(b""))
-    body = made(bytes(room * 9 // 16 // MAX_HARDWARE_ITEMS))  # in base64 twice
+    body = made()
     count = MAX_HEADER_LINES - len(_head("/v1/evidence", len(body)).splitlines())
     size = (MAX_HEADER_BYTES - len(_head("/v1/evidence", len(body)))) // count
     value = string.ascii_letters * MAX_HEADER_BYTES

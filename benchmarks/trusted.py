@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[1] / "src"
+_COLLECTORS = SOURCES / "glasshouse" / "runtime" / "roots"
 _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -36,8 +37,16 @@ TIERS = (
     # An eighth is for lines: the key of their checkpoints is made of the package key, and a release opens beside one
     # checkpoint alone, so that no other process may open either.
     Tier(held="the package key (custodian)", roots=("glasshouse.custodian.__main__",), ceiling=2057),
-    # A tenth is for lines: checkpoints are sealed here, sent and read again, and nothing else may send for a run.
-    Tier(held="a run's other keys (agent)", roots=("glasshouse.runtime.__main__",), ceiling=10663),
+    # A tenth is for lines: checkpoints are sealed here, sent and read again, and nothing else may send for a run. What
+    # collects hardware evidence is imported by its kind's name, of which a run has one or two: all of it counts.
+    Tier(
+        held="a run's other keys (agent)",
+        roots=(
+            "glasshouse.runtime.__main__",
+            *(f"glasshouse.runtime.roots.{path.stem}" for path in sorted(_COLLECTORS.glob("*.py"))),
+        ),
+        ceiling=10663,
+    ),
     # A tenth is for lines: what a script saves is gathered here, and laid out again.
     Tier(
         held="plaintext and asset keys (worker)",

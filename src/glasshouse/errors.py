@@ -87,7 +87,46 @@ class Code(StrEnum):
     ANTI_DEBUG_DOWNGRADED = "anti-debug-downgraded"  # 11b
     ANTI_DEBUG_INCONSISTENT = "anti-debug-inconsistent"  # 11c
     ASSURANCE_TOO_LOW = "assurance-too-low"  # 12
-    HARDWARE_EVIDENCE = "hardware-evidence-invalid"  # 12
+    # the rest of check 12 (spec/hardware-evidence.md)
+    HARDWARE_MISSING = "hardware-missing"
+    HARDWARE_UNEXPECTED = "hardware-unexpected"
+    HARDWARE_LENGTH = "hardware-length"
+    HARDWARE_DIGEST = "hardware-digest"
+    HARDWARE_MALFORMED = "hardware-malformed"
+    HARDWARE_VERIFIER = "hardware-verifier-missing"
+    HARDWARE_BINDING = "hardware-binding"
+    HARDWARE_SIGNATURE = "hardware-signature"
+    HARDWARE_CERTIFICATE = "hardware-certificate"
+    HARDWARE_REVOKED = "hardware-revoked"
+    HARDWARE_DEBUG = "hardware-debug"
+    HARDWARE_TCB = "hardware-tcb"
+    REFERENCE_VALUE = "reference-value-unknown"
+    COLLATERAL_MISSING = "collateral-missing"
+    COLLATERAL_EXPIRED = "collateral-expired"
+    COLLATERAL_INVALID = "collateral-invalid"
+    CHAIN_MISSING = "chain-missing"
+    TPM_ENDORSEMENT = "tpm-endorsement"
+    TPM_KEY = "tpm-key"
+    TPM_ACTIVATION = "tpm-activation"
+    TPM_QUOTE = "tpm-quote"
+    TPM_LOG = "tpm-log"
+    AZURE_KEY = "azure-key"
+    SNP_REPORT = "snp-report"
+    SNP_POLICY = "snp-policy"
+    SNP_PRODUCT = "snp-product"
+    SNP_CHIP = "snp-chip"
+    SNP_VMPL = "snp-vmpl"
+    TDX_ATTRIBUTES = "tdx-attributes"
+    TDX_MODULE = "tdx-module"
+    TDX_LOG = "tdx-log"
+    DSTACK_EVENT = "dstack-event"
+    GPU_COUNT = "gpu-count"
+    GPU_IDENTITY = "gpu-identity"
+    GPU_MANIFEST = "gpu-manifest"
+    GPU_MEASUREMENT = "gpu-measurement"
+    GPU_MODE = "gpu-mode"
+    GPU_TOPOLOGY = "gpu-topology"
+    GCP_TOKEN = "gcp-token"
     RELEASE_BUDGET = "release-budget-exhausted"  # 13
     DEPLOYMENT_UNKNOWN = "deployment-unknown"
     DEPLOYMENT_EXPIRED = "deployment-expired"
@@ -108,6 +147,8 @@ class Code(StrEnum):
     DEBUGGER = "debugger-attached"
     LEASE_LOST = "lease-lost"
     DURATION_EXCEEDED = "duration-exceeded"
+
+    HARDWARE_UNAVAILABLE = "hardware-unavailable"
 
     # the run
     WORKER_FAILED = "worker-failed"

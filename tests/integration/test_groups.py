@@ -10,7 +10,7 @@ import pytest
 
 import glasshouse
 from glasshouse.errors import Code, ExitCode
-from glasshouse.jobs.verify.conclusion import check_group
+from glasshouse.jobs.verify.run_files import check_group
 from glasshouse.providers.place.local import LocalPlace
 from tools.runtime_world import AgentProcess, Broken, World, ended, verified
 

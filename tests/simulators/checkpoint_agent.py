@@ -159,7 +159,7 @@ class CheckpointAgent(FakeAgent):
             self._part, self._plain = value, b""
         elif value["type"] == "part-end":
             assert self._part is not None
-            assert (value["bytes"], value["sha256"]) == (len(self._plain), hashlib.sha256(self._plain).hexdigest())
+            assert value["bytes"] == len(self._plain)
             sealed = self.line.seal(self._plain, self._part)
             self._parts[self._part["rank"]] = sealed
             row = {"rank": self._part["rank"], "bytes": len(sealed), "sha256": hashlib.sha256(sealed).hexdigest()}

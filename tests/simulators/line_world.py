@@ -120,7 +120,8 @@ class Line:
             self.seq = rewind
             order = self.order(number, rewind)
         start = self.start(rewind=rewind is not None)
-        world = LegWorld(leg=number, start=start, last=counted[-1] if counted else None, attempt=attempt)
+        last = counted[-1] if counted else None
+        world = replace(self.world, leg=number, start=start, last=last, attempt=attempt)
         tickets = []
         for seq in counted:
             tickets.append(self.ticket(world, seq))

@@ -12,6 +12,7 @@ from glasshouse.broker.decide.checkpoints.checkpoint_store import CheckpointStor
 from glasshouse.broker.http_api import LineRequest
 from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.broker.store.uploads import NO_LIMIT, StoreSpace
+from glasshouse.errors import Code
 from glasshouse.package.checkpoints.part_content import PartWriter
 from glasshouse.package.checkpoints.part_sealer import PartSealer, SealedPart
 from glasshouse.wire import dsse
@@ -229,6 +230,20 @@ def answer(reply: Reply) -> dict[str, Any]:
     found = decode(reply.body, max_bytes=1 << 20)
     assert isinstance(found, dict)
     return found
+
+
+def refused(reply: Reply) -> Code:
+    """Return the code of a refusal."""
+    assert reply.status != 200
+    return reply.problem().code
+
+
+def checkpoints(gate: StoringGate) -> list[str]:
+    """Return the checkpoints that are there whole, and have all of their parts, as leg-number."""
+    names = gate.files()
+    headers = [name.removesuffix(".header") for name in names if name.endswith(".header")]
+    assert {name.rsplit("-", 3)[0] for name in names if name.count("-") == 4} >= set(headers)
+    return headers
 
 
 def first_leg(gate: StoringGate, owner: LineOwner, *, ranks: int = 1) -> Holder:

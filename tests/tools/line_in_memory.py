@@ -63,7 +63,7 @@ class _Padded(PartSink):
     def data(self, plaintext: memoryview) -> None:
         pass
 
-    def end(self, size: int, sha256: bytes, *, whole: bool) -> None:
+    def end(self, size: int, *, whole: bool) -> None:
         assert is_padded(size)
         assert MARKER not in self._files
         if whole:

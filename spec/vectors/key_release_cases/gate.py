@@ -119,7 +119,7 @@ def gate_message_cases(world: World, honest: bytes) -> Iterator[Case]:
     yield case(
         "gate-1-message-too-large",
         "One byte more than the limit.",
-        gate_input(world, {"repeat": " ", "times": 128 * 1024 + 1}),
+        gate_input(world, {"repeat": " ", "times": 32 * 1024 + 1}),
         code="message-too-large",
         check="1",
     )
@@ -455,7 +455,7 @@ def gate_level_cases(world: World) -> Iterator[Case]:
     strict.policy = replace(strict.policy, profile=Profile.STRICT)
     tee = World()
     tee.policy = replace(tee.policy, assurance=Assurance.CPU_TEE)
-    quote = Blob(kind="tpm", data=b"quote")
+    quote, snp = Blob.of("tpm", b"quote"), Blob.of("sev-snp", b"report")
     hardening = [
         ("11a", "anti-debug-disabled", world, report(anti_debug=False, worker=answers("worker", watched=FAILED))),
         ("11b", "anti-debug-downgraded", world, report(profile=Profile.OFF)),
@@ -472,10 +472,13 @@ def gate_level_cases(world: World) -> Iterator[Case]:
     levels = [
         ("assurance-too-low", "Software where a TEE is wanted.", tee, {}, ()),
         ("hardware-missing", "A TEE claimed with nothing behind it.", tee, {"assurance": Assurance.GPU_TEE}, ()),
-        ("hardware-unknown", "A TPM claimed, with a root nobody knows.", world, {"assurance": Assurance.TPM}, (quote,)),
-        ("hardware-unasked", "Hardware evidence beside a claim of software.", world, {}, (quote,)),
+        ("hardware-missing-gpus", "GPUs claimed, without theirs.", tee, {"assurance": Assurance.GPU_TEE}, (snp,)),
+        ("hardware-missing-kind", "A CPU claimed, and a TPM's.", tee, {"assurance": Assurance.CPU_TEE}, (quote,)),
+        ("hardware-unexpected", "Hardware evidence beside a claim of software.", world, {}, (quote,)),
+        ("hardware-unexpected-twice", "One kind twice.", world, {"assurance": Assurance.TPM}, (quote, quote)),
+        ("hardware-unexpected-two", "Two processors.", tee, {"assurance": Assurance.CPU_TEE}, (snp, quote)),
     ]
     for name, description, gate, changes, hardware in levels:
         message = gate.message(gate.claims(**changes), hardware=hardware)
-        code = "assurance-too-low" if name == "assurance-too-low" else "hardware-evidence-invalid"
+        code = name if name == "assurance-too-low" else "-".join(name.split("-")[:2])
         yield case(f"gate-12-{name}", description, gate_input(gate, message), code=code, check="12")

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.roots.appraised import Blob
+from glasshouse.attestation.roots.kinds import MAX_BLOBS
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import b64decode
@@ -20,9 +21,8 @@ from glasshouse.wire.policy import Assurance
 from glasshouse.wire.record import IDENTIFIER, Sha256, items
 
 EVIDENCE_TYPE = "application/vnd.glasshouse.evidence+json"
-MAX_EVIDENCE_BYTES = 128 * 1024
+MAX_EVIDENCE_BYTES = 32 * 1024  # of the envelope: hardware evidence follows it
 MAX_EVIDENCE_ELEMENTS = 512  # 64 GPUs, 16 hardware reports and 32 details have 459
-MAX_HARDWARE_ITEMS = 16
 
 # The one way in which a payload in canonical form begins: its first claims by name, whatever follows them.
 _BEGIN = re.compile(
@@ -46,8 +46,8 @@ class Evidence(
 
     claims: Claims
     composite: Sha256  # their digest, as claimed; recomputed by check 9
-    # Reports of hardware roots over the composite; empty at the level `software`.
-    hardware: Annotated[tuple[Blob, ...], items(MAX_HARDWARE_ITEMS)]
+    # What of hardware follows the envelope, sorted by kind; empty at the level `software`.
+    hardware: Annotated[tuple[Blob, ...], items(MAX_BLOBS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from glasshouse.attestation.measurements.measured import References
+from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.errors import Code, FormatError, RefusedError
 from glasshouse.wire.crypto import sha256
 from glasshouse.wire.lines.line_start import MAX_LEGS
@@ -16,7 +17,7 @@ MAX_RELEASES = 1000
 MAX_LEASE_S = 24 * 3600
 MAX_DURATION_S = 90 * 24 * 3600
 MAX_SKEW_US = 600 * 1_000_000
-MAX_POLICY_BYTES = 16 * 1024
+MAX_POLICY_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,7 @@ class DeploymentPolicy(Record, name="policy", max_bytes=MAX_POLICY_BYTES):
     lease_s: int  # a runtime without broker contact for so long zeroizes
     max_duration_s: int  # a run longer than this zeroizes
     clock_skew_us: int = 60_000_000  # how far the runtime's clock may be from the broker's
+    hardware: Annotated[HardwarePolicy | None, LEFT_OUT] = None  # kinds of evidence; needed above `software`
     max_legs: Annotated[int, LEFT_OUT] = 1  # legs of a line that are released without an order of the owner's
 
     def __post_init__(self) -> None:

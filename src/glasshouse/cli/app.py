@@ -53,6 +53,7 @@ _COMMANDS = {
     "machine": ("setup", "Machines that you have, reached by ssh: add, list, remove."),
     "runtime": ("setup", "What a machine needs that has no Glasshouse: bundle."),
     "reference": ("setup", "Installations that a job may accept: add, list, remove."),
+    "collateral": ("setup", "What vendors publish to check hardware evidence by: fetch, show, check."),
     "gate": ("setup", "Gates that stay: add, list, remove."),
     "owners": ("setup", "Owners whose receipts you recognise: add, list, remove."),
     "broker": ("setup", "The gate that releases keys."),

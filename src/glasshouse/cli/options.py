@@ -52,6 +52,7 @@ GateOption = Annotated[
 Accept = Annotated[
     bool, option("--accept-host-key", "Rent also what does not print its host key; the rental records it.")
 ]
+On = Annotated[str | None, option("--on MACHINE", "Where, as of `glasshouse run`; by default where it was.")]
 Detach = Annotated[bool, option("--detach", "Return when it is placed; it goes on by itself.")]
 Machine = Annotated[int, option("--machine M", "Of a run on several machines: which, from 0.")]
 

@@ -24,7 +24,7 @@ from glasshouse.wire.canonical import Json, encode
 from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.dsse import Envelope
 from glasshouse.wire.jwt import MAX_TOKEN_BYTES
-from glasshouse.wire.record import APART, Id, Record, Sha256, integer, raw, text
+from glasshouse.wire.record import APART, LEFT_OUT, Id, Record, Sha256, integer, items, octets, raw, text
 from glasshouse.wire.states import State
 
 BUNDLE_KIND = "https://glasshouse.dev/receipt-bundle/v1"
@@ -32,6 +32,8 @@ COUNTERSIGNED_RECEIPT_TYPE = "application/vnd.glasshouse.countersigned-receipt+j
 MAX_COUNTERSIGNATURE_BYTES = 4096
 MAX_DELEGATION_BYTES = 4096
 MAX_SUBMISSION_BYTES = 256 * 1024
+# Of hardware evidence (spec/hardware-evidence.md, 2 and 5), whose own limits are those of `attestation.roots`.
+MAX_BLOBS, MAX_BLOB_BYTES, MAX_COLLATERAL_BYTES = 16, 256 * 1024, 2 * 1024 * 1024
 
 # The one way in which a submission in canonical form begins and goes on: an envelope has no member called `receipt`.
 _HEAD, _RECEIPT, _PAYLOAD = b'{"head":', b',"receipt":', b'{"payload":"'
@@ -168,6 +170,19 @@ class ReceiptAnswer(Record, name="receipt answer", max_bytes=2 * MAX_COUNTERSIGN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HardwareParts(Record, name="bundle.hardware"):
+    """What the appraisal of hardware evidence is repeated with; none of it was looked into.
+
+    The runtime has the blobs, and its owner the other two.
+    """
+
+    # As they followed the evidence, of at most 416 KiB together.
+    blobs: Annotated[tuple[bytes, ...], items(MAX_BLOBS, octets(max_length=MAX_BLOB_BYTES), min_items=1)]
+    collateral: Annotated[bytes | None, octets(max_length=MAX_COLLATERAL_BYTES)] = None  # the pack that the EAR names
+    policy: Annotated[Json, raw()] = None  # the deployment's, whose digest token and EAR name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Bundle(Record, name="bundle", max_bytes=MAX_BUNDLE_BYTES, constants={"kind": BUNDLE_KIND}):
     """What `receipt.json` holds; `parse` checks no signature.
 
@@ -183,6 +198,7 @@ class Bundle(Record, name="bundle", max_bytes=MAX_BUNDLE_BYTES, constants={"kind
     head: Envelope  # the final one: countersigned, or only signed when the broker was away
     receipt: Envelope
     countersignature: Envelope | None  # the broker's on the receipt; None when the broker was away
+    hardware: Annotated[HardwareParts | None, LEFT_OUT] = None  # of a run above the level `software`
 
     def __post_init__(self) -> None:
         if self.head.payload_type not in (HEAD_TYPE, COUNTERSIGNED_HEAD_TYPE):

@@ -40,7 +40,7 @@ from glasshouse.wire.states import Outcome
 RECEIPT_TYPE = "application/vnd.in-toto+json"
 PREDICATE_TYPE = "https://glasshouse.dev/receipt/v1"
 MAX_RECEIPT_BYTES = 240 * 1024  # fits, with its head, into the gate's 256 KiB
-MAX_BUNDLE_BYTES = 1 << 20  # of the file that holds a receipt with every link to it (`evidence.bundle`)
+MAX_BUNDLE_BYTES = 5 << 20  # of the file that holds a receipt with every link to it (`evidence.bundle`)
 MAX_PROBES = 64
 # Eleven of each output, and six probes whose details, of 200 characters, may be nothing but commas.
 MAX_RECEIPT_ELEMENTS = 6000

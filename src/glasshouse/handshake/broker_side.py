@@ -7,6 +7,7 @@ that fails raises `CheckFailedError` with its code, and nothing later is looked 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,8 +18,9 @@ from glasshouse.attestation.ear import Ear
 from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.refusal import CheckFailedError
-from glasshouse.attestation.roots.appraised import Appraised
-from glasshouse.attestation.roots.root_table import check_12_hardware
+from glasshouse.attestation.roots.appraised import CHAINED_VECTOR, SOFTWARE_VECTOR, Appraised, status_of
+from glasshouse.attestation.roots.collateral import EMPTY
+from glasshouse.attestation.roots.root_table import bound_of, check_12_hardware
 from glasshouse.errors import Code
 from glasshouse.handshake.messages import PACKAGE_KEY_BYTES, Challenge, ReleaseMessage, release_info
 from glasshouse.handshake.records import DeploymentRecord, LaunchRecord, check_3_token
@@ -37,7 +39,7 @@ class Appraisal:
 
     claims: Claims  # verified as far as their level goes
     evidence_sha256: bytes  # of the evidence message
-    root: Appraised  # what its root of trust amounts to
+    roots: Mapping[str, Appraised]  # what each kind of hardware evidence amounts to; empty at `software`
 
 
 def check_2_known(found: Found | None) -> Found:
@@ -123,8 +125,15 @@ def appraise(
     acceptable.check_10_state(claims)
     acceptable.check_11_hardening(claims.hardening, least=policy.profile)
     acceptable.check_12_assurance(claims, least=policy.assurance)
-    root = check_12_hardware(evidence, now_us=now_us, policy=policy)
-    return Appraisal(claims=claims, evidence_sha256=signed.sha256, root=root)
+    roots = check_12_hardware(
+        evidence,
+        {},
+        bound=bound_of(evidence, {}, ak=None, secret=None),
+        now_us=now_us,
+        collateral=EMPTY,
+        policy=policy.hardware,
+    )
+    return Appraisal(claims=claims, evidence_sha256=signed.sha256, roots=roots)
 
 
 def check_13_budget(*, released_to: int, known: bool, policy: DeploymentPolicy, more: int = 1) -> None:
@@ -168,7 +177,7 @@ def build_release(
     if len(package_key) != PACKAGE_KEY_BYTES:
         raise ValueError("a package key is 32 bytes")
     claims, policy = appraisal.claims, record.policy
-    issued_s = now_us // 1_000_000
+    issued_s, vector = now_us // 1_000_000, CHAINED_VECTOR if appraisal.roots else SOFTWARE_VECTOR
     ear = Ear(
         issued_s=issued_s,
         expires_s=issued_s + policy.max_duration_s + policy.lease_s + EAR_GRACE_S,
@@ -182,8 +191,8 @@ def build_release(
         evidence_sha256=appraisal.evidence_sha256,
         assurance=claims.assurance,
         profile=claims.hardening.profile,
-        status=appraisal.root.status,
-        vector=appraisal.root.vector,
+        status=status_of(vector),
+        vector=vector,
         lease_s=policy.lease_s,
         max_duration_s=policy.max_duration_s,
         line=line,

@@ -12,14 +12,28 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from glasshouse.attestation.claims import CONFIRMATION, Confirmed, ContainerSource
+from glasshouse.attestation.roots.kinds import KINDS
+from glasshouse.attestation.roots.levels import level_of
 from glasshouse.errors import Code, FormatError
 from glasshouse.handshake.delegation import Delegation, Use
 from glasshouse.wire import dsse, jwt
 from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.group import Group
 from glasshouse.wire.lines.line_start import LineStart
-from glasshouse.wire.policy import Profile
-from glasshouse.wire.record import IDENTIFIER, LEFT_OUT, Id, Identifier, Member, Record, Sha256, octets, text
+from glasshouse.wire.policy import Assurance, Profile
+from glasshouse.wire.record import (
+    IDENTIFIER,
+    LEFT_OUT,
+    Id,
+    Identifier,
+    Member,
+    Record,
+    Sha256,
+    choice,
+    items,
+    octets,
+    text,
+)
 
 TOKEN_TYPE = "glasshouse-launch+jwt"  # noqa: S105 — a media type
 TOKEN_AUDIENCE = "glasshouse-broker"  # noqa: S105 — an audience
@@ -110,6 +124,8 @@ class LaunchFile(Record, name="launch", max_bytes=MAX_LAUNCH_BYTES):
     container_id: Annotated[Identifier, Member("container", "id")]
     container_source: Annotated[ContainerSource, Member("container", "source")]
     profile: Profile  # the hardening to reach and claim
+    # The kinds of hardware evidence to collect, sorted; left out at the level `software`.
+    hardware: Annotated[tuple[str, ...], items(len(KINDS), choice(KINDS)), LEFT_OUT] = ()
 
     def __post_init__(self) -> None:
         if not _URL.fullmatch(self.broker_url):
@@ -118,6 +134,13 @@ class LaunchFile(Record, name="launch", max_bytes=MAX_LAUNCH_BYTES):
             raise FormatError(Code.SCHEMA, "a launch file with keys of the wrong length")
         if not IDENTIFIER.fullmatch(self.container_id) or self.profile is Profile.OFF:
             raise FormatError(Code.SCHEMA, "a launch file without a container or without hardening")
+        if level_of(self.hardware) is None or list(self.hardware) != sorted(self.hardware):
+            raise FormatError(Code.SCHEMA, "a launch file whose kinds of hardware complete no level")
+
+    @property
+    def assurance(self) -> Assurance:
+        """The level that the kinds of hardware complete, which the runtime claims."""
+        return level_of(self.hardware) or Assurance.SOFTWARE
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview) -> LaunchFile:  # type: ignore[override]  # no field apart

@@ -14,7 +14,7 @@ from glasshouse.wire import dsse, jwt
 from glasshouse.wire.crypto import HPKE_OVERHEAD_BYTES, HPKE_SUITE, lengths_prefixed, sha256
 from glasshouse.wire.group import MAX_MACHINES
 from glasshouse.wire.lines.line_start import LineStart
-from glasshouse.wire.record import Id, Record, Sha256, choice, integer, octets, text
+from glasshouse.wire.record import LEFT_OUT, Id, Record, Sha256, choice, integer, octets, text
 
 REQUEST_TYPE = "application/vnd.glasshouse.challenge-request+json"
 RELEASE_REQUEST_TYPE = "application/vnd.glasshouse.release-request+json"
@@ -22,6 +22,10 @@ MAX_REQUEST_BYTES = 32 * 1024
 MAX_RELEASE_REQUEST_BYTES = 4 * 1024
 MAX_CHALLENGE_LIFETIME_US = 600 * 1_000_000
 PACKAGE_KEY_BYTES = 32
+MAX_AK_BYTES = 1024
+MAX_EK_BYTES = 4096
+MAX_CREDENTIAL_BYTES = 3 * 1024
+MAX_CHALLENGE_BYTES = 1024 + MAX_CREDENTIAL_BYTES * 4 // 3
 _INFO_LABEL = b"glasshouse key release v1"
 
 Token: TypeAlias = Annotated[str, text(jwt.MAX_TOKEN_BYTES)]
@@ -45,15 +49,27 @@ class _Request(dsse.Signed, name="request", max_elements=16):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TpmKeys(Record, name="request.tpm"):
+    """The keys of a TPM that shows to hold both by opening the challenge's credential (spec/hardware-evidence.md, 3.1).
+
+    Neither was looked into.
+    """
+
+    ak: Annotated[bytes, octets(max_length=MAX_AK_BYTES)]  # TPMT_PUBLIC of the key that will sign the quote
+    ek: Annotated[bytes, octets(max_length=MAX_EK_BYTES)]  # the endorsement key's certificate, DER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ChallengeRequest(_Request, max_bytes=MAX_REQUEST_BYTES, payload_type=REQUEST_TYPE):
     """What a runtime asks a challenge with, signed by the launch key."""
 
     token: Token
     request_id: Annotated[bytes, octets(16)]  # random; the same request, sent again, is the same request
+    tpm: Annotated[TpmKeys | None, LEFT_OUT] = None  # where the runtime has a TPM to activate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Challenge(Record, name="challenge", max_bytes=1024):
+class Challenge(Record, name="challenge", max_bytes=MAX_CHALLENGE_BYTES):
     """A broker's challenge.
 
     It is not signed: a change on the way breaks the release, whose HPKE `info` holds its bytes.
@@ -64,6 +80,8 @@ class Challenge(Record, name="challenge", max_bytes=1024):
     issued_us: int  # by the broker's clock
     expires_us: int  # exclusive
     suite: Annotated[str, choice((HPKE_SUITE,))] = HPKE_SUITE  # of the release
+    # For the TPM whose keys the request named to open: TPM2B_ID_OBJECT || TPM2B_ENCRYPTED_SECRET.
+    credential: Annotated[bytes | None, octets(max_length=MAX_CREDENTIAL_BYTES), LEFT_OUT] = None
 
     def __post_init__(self) -> None:
         if len(self.nonce) != NONCE_BYTES:

@@ -15,7 +15,14 @@ from glasshouse.attestation.evidence import Evidence
 from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.errors import Code, FormatError, PeerError
 from glasshouse.handshake.launch import LaunchFile
-from glasshouse.handshake.messages import Challenge, ChallengeRequest, ReleaseMessage, ReleaseRequest, release_info
+from glasshouse.handshake.messages import (
+    Challenge,
+    ChallengeRequest,
+    ReleaseMessage,
+    ReleaseRequest,
+    TpmKeys,
+    release_info,
+)
 from glasshouse.wire.crypto import SigningKey, sha256
 from glasshouse.wire.policy import Floor
 
@@ -34,9 +41,9 @@ class CheckedRelease:
     info: bytes  # the HPKE `info` to open it under
 
 
-def challenge_request(launch: LaunchFile) -> bytes:
-    """Return the message that asks for a challenge, signed by the launch key."""
-    return ChallengeRequest(token=launch.token, request_id=os.urandom(16)).sign(launch.key()).encode()
+def challenge_request(launch: LaunchFile, tpm: TpmKeys | None = None) -> bytes:
+    """Return the message that asks for a challenge, with a credential for a TPM's keys, signed by the launch key."""
+    return ChallengeRequest(token=launch.token, request_id=os.urandom(16), tpm=tpm).sign(launch.key()).encode()
 
 
 def read_challenge(data: bytes, launch: LaunchFile, *, now_us: int) -> Challenge:
@@ -60,11 +67,19 @@ def read_challenge(data: bytes, launch: LaunchFile, *, now_us: int) -> Challenge
 def evidence_message(
     claims: Claims, hardware: Sequence[Blob], *, evidence_key: SigningKey, launch_key: SigningKey
 ) -> bytes:
-    """Return the evidence message, signed by both keys; its SHA-256 is the evidence digest."""
+    """Return the envelope of the evidence, signed by both keys; its SHA-256 is the evidence digest."""
     if claims.evidence_public != evidence_key.public:
         raise ValueError("claims that name another evidence key")
     evidence = Evidence(claims=claims, composite=composite(claims), hardware=tuple(hardware))
     return evidence.sign(evidence_key, launch_key).encode()
+
+
+def with_blobs(envelope: bytes, blobs: Sequence[bytes]) -> bytes:
+    """Return the evidence as it travels: hardware evidence follows the envelope, in the order in which that names it.
+
+    Source: spec/hardware-evidence.md, section 2.
+    """
+    return b"".join((len(envelope).to_bytes(4, "big"), envelope, *blobs)) if blobs else envelope
 
 
 def release_request(challenge: Challenge, evidence: bytes, *, evidence_key: SigningKey) -> bytes:

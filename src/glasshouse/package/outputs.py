@@ -65,7 +65,7 @@ class ChunkSealer:
 
     def __init__(self, out: BinaryIO, front: bytes, cipher: ChunkCipher, chunk_bytes: int) -> None:
         self._out, self._cipher = out, cipher
-        self._digest, self._sealed_digest = hashlib.sha256(), hashlib.sha256()
+        self._sealed_digest = hashlib.sha256()
         self._bytes = self._sealed_bytes = self._index = self._filled = 0
         self._plain = memoryview(bytearray(chunk_bytes))
         self._sealed = memoryview(bytearray(chunk_bytes + TAG_BYTES))
@@ -76,7 +76,6 @@ class ChunkSealer:
         """Take the next bytes of plaintext; the caller wipes its own buffer. Raises `OSError`."""
         self._check_open()
         view = memoryview(data).cast("B")
-        self._digest.update(view)
         self._bytes += len(view)
         done = 0
         while done < len(view):
@@ -164,7 +163,12 @@ class OutputSealer(ChunkSealer):
         finally:
             zero(private)
             zero(key)
+        self._digest = hashlib.sha256()  # of the plaintext
         super().__init__(out, header.encode(), cipher, chunk_bytes)
+
+    def update(self, data: bytes | bytearray | memoryview) -> None:
+        super().update(data)
+        self._digest.update(data)
 
     def finish(self) -> SealedOutput:
         """Seal the last chunk and wipe; raises `OSError`."""

@@ -46,7 +46,7 @@ class PartSink(Protocol):
     def data(self, plaintext: memoryview) -> None:
         """Take the next bytes."""
 
-    def end(self, size: int, sha256: bytes, *, whole: bool) -> None:
+    def end(self, size: int, *, whole: bool) -> None:
         """Take the end: of a part that is `whole`, or of one that is not to be counted."""
 
 
@@ -81,11 +81,11 @@ class PartStream(Part):
                 # At the end: the first file then begins with a chunk, and is opened straight into its place.
                 self._writer.begin(MARKER)
                 self._writer.update(self._marker)
-                found, whole = self._writer.finish(), error[0] is None
+                size, whole = self._writer.finish(), error[0] is None
             except PackageError as why:  # not found by `begin`: outputs wait for the end of the part
-                self._sink.end(*self._writer.abandon(), whole=False)
+                self._sink.end(self._writer.abandon(), whole=False)
                 raise refused(why.message) from None
-            self._sink.end(*found, whole=whole)
+            self._sink.end(size, whole=whole)
 
     def begin(self, path: str) -> None:
         """Begin the next file, by its path below the job's folder; raises `RunError` (`checkpoint-refused`)."""
@@ -114,7 +114,7 @@ class PartStream(Part):
         view = memoryview(data).cast("B")
         check_size(self._bytes + self._index_bytes + len(view), self._limits)
         self._bytes += len(view)
-        for start in range(0, len(view), _PIECE_BYTES):  # the agent seals one while the next is hashed
+        for start in range(0, len(view), _PIECE_BYTES):  # a job that ends waits for one
             with self._lock:
                 if self.ended:
                     raise refused("the job has ended")
@@ -230,8 +230,8 @@ class AgentSink(PartSink):
     def data(self, plaintext: memoryview) -> None:
         self._link.part_data(plaintext)
 
-    def end(self, size: int, sha256: bytes, *, whole: bool) -> None:
-        self._link.end_part({"type": "part-end", "bytes": size, "sha256": sha256.hex()})
+    def end(self, size: int, *, whole: bool) -> None:
+        self._link.end_part({"type": "part-end", "bytes": size})
 
 
 class _OnlySink(AgentSink):
@@ -241,6 +241,6 @@ class _OnlySink(AgentSink):
         super().__init__(link, permission, rank=0, step=step)
         self._line, self._permission, self._step = line, permission, step
 
-    def end(self, size: int, sha256: bytes, *, whole: bool) -> None:
-        super().end(size, sha256, whole=whole)
+    def end(self, size: int, *, whole: bool) -> None:
+        super().end(size, whole=whole)
         self._line.finish(self._permission if whole else None, step=self._step)

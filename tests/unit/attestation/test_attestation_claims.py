@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from glasshouse.attestation.claims import Claims, ContainerSource, Gpu, composit
 from glasshouse.attestation.ear import Ear
 from glasshouse.attestation.evidence import Evidence, EvidenceEnvelope
 from glasshouse.attestation.refusal import CheckFailedError
-from glasshouse.attestation.roots import software
 from glasshouse.attestation.roots.appraised import SOFTWARE_VECTOR, Blob, EarStatus
-from glasshouse.attestation.roots.root_table import LEVELS, REACHABLE, check_12_hardware
+from glasshouse.attestation.roots.kinds import KINDS
+from glasshouse.attestation.roots.levels import LEVELS
+from glasshouse.attestation.roots.root_table import check_12_kinds
 from glasshouse.errors import Code, FormatError
 from glasshouse.handshake.messages import ReleaseMessage
 from glasshouse.wire.policy import Assurance, Profile
@@ -63,7 +63,7 @@ def test_the_composite_binds_every_claim(world: World) -> None:
 def test_claims_and_evidence_survive_their_encoding(world: World) -> None:
     claims = world.claims(gpus=(GPU,), assurance=Assurance.GPU_TEE)
     assert Claims.from_json(claims.to_json()) == claims
-    message = world.message(claims, hardware=[Blob(kind="snp", data=b"report")])
+    message = world.message(claims, hardware=[Blob.of("sev-snp", b"report")])
     signed = EvidenceEnvelope.open(message).read()
     assert signed.evidence.claims == claims
     assert Evidence.parse(signed.evidence.encode()) == signed.evidence
@@ -93,37 +93,42 @@ def test_claims_of_the_wrong_size_do_not_exist(world: World, changes: dict[str, 
         world.claims(**changes)
 
 
-def test_no_level_above_software_has_a_module_yet(world: World) -> None:
-    assert REACHABLE == (Assurance.SOFTWARE,)
-    for level in Assurance:
-        if level is not Assurance.SOFTWARE:
-            claimed = Evidence(claims=world.claims(assurance=level), composite=bytes(32), hardware=())
-            with pytest.raises(CheckFailedError) as refusal:
-                check_12_hardware(claimed, now_us=0, policy=None)
-            assert refusal.value.code is Code.HARDWARE_EVIDENCE
+@pytest.mark.parametrize(
+    ("level", "kinds", "code"),
+    [
+        (Assurance.SOFTWARE, (), None),
+        (Assurance.SOFTWARE, ("tpm",), Code.HARDWARE_UNEXPECTED),
+        (Assurance.TPM, (), Code.HARDWARE_MISSING),
+        (Assurance.TPM, ("tpm",), None),
+        (Assurance.TPM, ("tpm", "tpm"), Code.HARDWARE_UNEXPECTED),
+        (Assurance.TPM, ("gcp", "tpm"), Code.HARDWARE_UNEXPECTED),
+        (Assurance.TPM, ("sev-snp",), Code.HARDWARE_MISSING),
+        (Assurance.CPU_TEE, ("tpm",), Code.HARDWARE_MISSING),
+        (Assurance.CPU_TEE, ("sev-snp",), None),
+        (Assurance.CPU_TEE, ("sev-snp", "tpm"), Code.HARDWARE_UNEXPECTED),
+        (Assurance.CPU_TEE, ("nvidia", "sev-snp"), Code.HARDWARE_UNEXPECTED),
+        (Assurance.GPU_TEE, ("sev-snp",), Code.HARDWARE_MISSING),
+        (Assurance.GPU_TEE, ("nvidia",), Code.HARDWARE_MISSING),
+        (Assurance.GPU_TEE, ("nvidia", "tdx"), None),
+        (Assurance.GPU_TEE, ("nvidia", "nvidia", "tdx"), Code.HARDWARE_UNEXPECTED),
+    ],
+)
+def test_a_level_is_completed_by_just_what_it_wants(
+    world: World, level: Assurance, kinds: tuple[str, ...], code: Code | None
+) -> None:
+    blobs = tuple(Blob.of(kind, b"blob") for kind in kinds)
+    claimed = Evidence(claims=world.claims(assurance=level), composite=bytes(32), hardware=blobs)
+    found: Code | None = None
+    try:
+        check_12_kinds(claimed)
+    except CheckFailedError as refusal:
+        found = refusal.code
+    assert found is code
 
 
-def test_software_accepts_exactly_nothing() -> None:
-    found = software.appraise(())
-    assert (found.status, found.vector) == (EarStatus.WARNING, SOFTWARE_VECTOR)
-    with pytest.raises(CheckFailedError):
-        software.appraise((Blob(kind="tpm", data=b""),))
-
-
-def test_the_table_has_every_level_once_and_a_collecting_half_for_every_root_that_appraises() -> None:
+def test_the_table_has_every_level_once_and_every_kind_completes_one() -> None:
     assert list(LEVELS) == list(Assurance)
-    kinds = [root.kind for level in LEVELS.values() for root in level.roots]
-    assert len(kinds) == len(set(kinds))
-    for level in LEVELS.values():
-        for root in level.roots:
-            if root.appraise is not None:
-                assert level.proves
-                assert (
-                    import_module(f"glasshouse.runtime.roots.{root.kind.replace('-', '_')}").collect(
-                        composite=b"", nonce=b""
-                    )
-                    == ()
-                )
+    assert set().union(*(level.one_of | level.beside for level in LEVELS.values())) == set(KINDS)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/security/threat-model.md"])

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.gate_load import _head, hostile, hostile_evidence, hostile_receipt, unsigned_receipts
-from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES, MAX_HARDWARE_ITEMS, Evidence
+from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES, Evidence
 from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.roots.kinds import MAX_BLOBS
 from glasshouse.attestation.verify import check_1_message
 from glasshouse.broker.http.listeners import MAX_HEADER_BYTES
 from glasshouse.errors import Code
@@ -37,7 +38,7 @@ def test_a_hostile_message_is_refused_for_little_work(number: int) -> None:
         nonlocal calls
         calls += event in ("call", "c_call")
 
-    assert 100_000 < len(message) <= MAX_EVIDENCE_BYTES
+    assert 25_000 < len(message) <= MAX_EVIDENCE_BYTES
     before = sys.getprofile()
     sys.setprofile(count)
     try:
@@ -59,13 +60,13 @@ def test_of_evidence_that_nobody_signed_nothing_is_parsed_however_well_it_is_for
     parse = Evidence.parse
     monkeypatch.setattr(Evidence, "parse", lambda payload: parsed.append(payload) or parse(payload))
     for path, body, lines in messages:
-        assert 120_000 < len(body) <= MAX_EVIDENCE_BYTES
+        assert 30_000 < len(body) <= MAX_EVIDENCE_BYTES
         answer = raw(broker, _head(path, len(body), lines) + body)
         assert problem(answer).code is Code.EVIDENCE_SIGNATURE
     assert parsed == []
     head = _head(path, len(body), lines)
     assert MAX_HEADER_BYTES - 64 < len(head) <= MAX_HEADER_BYTES
-    assert len(check_1_message(body).evidence.hardware) == MAX_HARDWARE_ITEMS, "nothing else is wrong with it"
+    assert len(check_1_message(body).evidence.hardware) == MAX_BLOBS, "nothing else is wrong with it"
 
 
 MOST_PARSED_BYTES = 8192

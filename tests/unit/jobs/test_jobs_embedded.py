@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -15,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from glasshouse.broker.client.owner_client import OwnerClient
 from glasshouse.errors import Code, PeerError, UsageError
-from glasshouse.jobs.gates.embedded import Embedded, Serving
+from glasshouse.jobs.gates.embedded import Embedded, Serving, audit_own
 from glasshouse.jobs.gates.revocation import revoke
 from glasshouse.jobs.owner.home import Home, locked, socket_folder
 from glasshouse.jobs.owner.processes import ProcessName
@@ -184,6 +186,30 @@ def test_revoking_what_was_never_deployed_holds_on_the_owners_side(home: Home) -
     from glasshouse.jobs.define.package_records import PackageRecord
 
     assert PackageRecord.load(home, "ab" * 16, workload="script").revoked
+
+
+@pytest.mark.parametrize("asks", ["audit", "revoke"])
+def test_a_broker_that_is_asked_is_not_given_back_by_another_command(
+    home: Home, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    called: list[bool] = []
+
+    def asked(client: OwnerClient, *given: Any, **named: Any) -> Any:
+        lock = os.open(home.broker / "lock", os.O_RDWR)
+        with pytest.raises(BlockingIOError):  # who gives it back, as a run that ends, waits for this
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(lock)
+        called.append(True)
+        return ask(client, *given, **named)
+
+    ask = getattr(OwnerClient, asks)
+    monkeypatch.setattr(OwnerClient, asks, asked)
+    if asks == "audit":
+        audit_own(home)
+    else:
+        revoke("ab" * 16, home)
+    assert called
+    assert Embedded(home).serving is None, "no run needs it any more"
 
 
 def test_a_broker_whose_runs_were_killed_ends_by_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,13 +26,13 @@ from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.jobs.verify.conclusion import (
     INVALID,
     NO_RECEIPT,
-    check_group,
     conclude_again,
     conclude_run,
     record_end,
 )
 from glasshouse.jobs.verify.documents import verify_file
 from glasshouse.jobs.verify.publish import make_artifact
+from glasshouse.jobs.verify.run_files import check_group
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.jobs.verify.verify_named import GroupVerdict, verify_group
 from glasshouse.providers.protocol.order import Order

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -21,7 +19,7 @@ from glasshouse.jobs.gates.embedded import Embedded
 from glasshouse.jobs.owner.processes import Interrupts, ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder
 from glasshouse.jobs.places.placing import LeftError
-from glasshouse.jobs.supervise import attach, control, supervision
+from glasshouse.jobs.supervise import attach, supervision
 from glasshouse.jobs.supervise.follow import Seen
 from glasshouse.providers.protocol.order import Order
 from glasshouse.wire.states import Outcome, State
@@ -232,41 +230,6 @@ def test_a_machine_that_is_reached_is_waited_for_however_often_a_key_is_pressed(
     assert stay(world, folder, machine, Watching(), interrupts).conclusion.outcome is Outcome.INTERRUPTED
 
 
-def test_a_run_that_is_given_up_is_lost_and_never_said_to_have_left_nothing(
-    world: OwnersWorld, folder: RunFolder
-) -> None:
-    waiting = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-    try:
-        folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(waiting.pid))
-        with pytest.raises(UsageError, match="on this machine"):
-            control.give_up(folder, world.home)
-        folder.update(place="lab", placed=True)
-        assert control.give_up(folder, world.home)
-        assert waiting.wait(10) == -signal.SIGKILL
-    finally:
-        waiting.kill()
-        waiting.wait()
-    record = folder.load()
-    assert (record.outcome, record.verdict, record.code) == ("lost", "no-receipt", "place-unreachable")
-    said = control.concluded(folder, world.home, record).problem
-    assert "lab could not be reached: whether a runtime is there still" in said
-    assert "machine sweep lab" in said
-    assert not control.give_up(folder, world.home)
-    world.tell(folder, world.run())  # a sweep brought it
-    assert control.concluded(folder, world.home, record).verdict == "good"
-
-
-def test_a_run_whose_supervisor_does_not_end_is_not_given_up(
-    world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "_KILLED_S", 0.1)
-    monkeypatch.setattr(ProcessName, "send", lambda _name, _signal: True)  # it hangs in the kernel
-    folder.update(phase=Phase.RUNNING, supervisor=ProcessName.of(), place="lab", placed=True)
-    with pytest.raises(PlatformError, match="was killed and does not end"):
-        control.give_up(folder, world.home)
-    assert folder.load().phase is Phase.RUNNING
-
-
 def test_a_runtime_that_does_not_stop_is_killed_and_called_lost(
     world: OwnersWorld, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,39 +352,6 @@ def test_a_signal_to_the_command_reaches_the_runtime(world: OwnersWorld, folder:
     assert machine.interrupts == 1
     assert ended.conclusion.outcome is Outcome.INTERRUPTED
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_run_whose_processes_are_all_gone_is_lost(world: OwnersWorld, folder: RunFolder) -> None:
-    folder.update(phase=Phase.RUNNING, supervisor=NOBODY, agent=NOBODY)
-    found = control.look(folder, world.home)
-    assert (found.doing, found.record.outcome, found.record.verdict) == ("ended", "lost", "no-receipt")
-    assert control.looks(world.home)[0].record.outcome == "lost"
-    assert not attach.stop(folder, world.home)
-
-
-def test_a_run_that_ended_without_its_supervisor_is_settled_by_its_receipt(
-    world: OwnersWorld, folder: RunFolder
-) -> None:
-    folder.update(phase=Phase.RUNNING, supervisor=NOBODY, agent=NOBODY)
-    world.tell(folder, world.run())
-    found = control.look(folder, world.home)
-    assert (found.record.outcome, found.record.verdict, found.record.exit_code) == ("completed", "good", 0)
-
-
-def test_a_run_whose_supervisor_alone_died_is_unattended_and_can_be_stopped(
-    world: OwnersWorld, folder: RunFolder
-) -> None:
-    agent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        folder.update(phase=Phase.RUNNING, supervisor=NOBODY, agent=ProcessName.of(agent.pid))
-        assert control.look(folder, world.home).doing == "unattended"
-        assert attach.stop(folder, world.home)
-        agent.wait(10)
-    finally:
-        agent.kill()
-        agent.communicate()
-    assert agent.returncode == -signal.SIGTERM
-    assert control.look(folder, world.home).record.outcome == "lost"
 
 
 def test_attaching_follows_to_the_very_end(world: OwnersWorld, folder: RunFolder) -> None:

@@ -52,7 +52,7 @@ def content(files: dict[str, bytes], piece: int = 700) -> bytes:
         writer.begin(path)
         for at in range(0, len(data), piece):
             writer.update(data[at : at + piece])
-    assert writer.finish() == (len(out), hashlib.sha256(out).digest())
+    assert writer.finish() == len(out)
     return bytes(out)
 
 
@@ -63,7 +63,7 @@ def seal(plain: bytes, *, rank: int = 0, place: Place = PLACE, **changes: Any) -
     for at in range(0, len(plain), 3000):
         sealer.update(plain[at : at + 3000])
     done = sealer.finish()
-    assert (done.plain_bytes, done.plain_sha256) == (len(plain), hashlib.sha256(plain).digest())
+    assert done.plain_bytes == len(plain)
     return out.getvalue(), done.row
 
 

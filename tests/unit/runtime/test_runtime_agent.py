@@ -24,8 +24,8 @@ from glasshouse.errors import (
     RunError,
     UsageError,
 )
+from glasshouse.runtime import gpus
 from glasshouse.runtime.confine import memory_limits
-from glasshouse.runtime.gate import gpus
 from glasshouse.runtime.run.run_state import Ending, StepTimes, process_start_us
 from glasshouse.runtime.run.start_processes import AgentOptions, parse
 from glasshouse.wire.states import Outcome

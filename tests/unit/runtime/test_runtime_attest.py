@@ -125,8 +125,8 @@ def exchange(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Exchange]:
             launch=world.launch_file(),
             manifest=SimpleNamespace(sha256=bytes(32), floor=None),  # type: ignore[arg-type]
             evidence_key=world.evidence_key,
-            attester=lambda _challenge, _now_us: (None, ()),  # type: ignore[arg-type,return-value]
-            sent=met.made.append,
+            attester=lambda _challenge, _now_us: (None, {}),  # type: ignore[arg-type,return-value]
+            sent=lambda evidence, _hardware: met.made.append(evidence),
         )
         assert found[:2] == (met.made[-1], RELEASE)
         met.since_s = found[2]
@@ -215,7 +215,7 @@ def test_a_challenge_that_was_over_before_its_answer_arrived_is_not_asked_for_ag
             manifest=None,  # type: ignore[arg-type]
             evidence_key=world.evidence_key,
             attester=lambda challenge, now_us: pytest.fail("there is no challenge"),
-            sent=lambda evidence: None,
+            sent=lambda evidence, hardware: None,
         )
     lost, again, *others = [body for _, body in gate.asked]
     assert lost == again, "nothing was answered"

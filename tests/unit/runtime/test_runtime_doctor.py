@@ -16,6 +16,7 @@ from glasshouse.runtime.run import checks, doctor, findings
 from glasshouse.runtime.run.findings import Finding, Standing
 from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.wire.canonical import decode, encode
+from glasshouse.wire.policy import Assurance
 from tools.forked import in_child
 from tools.machine import (
     HALF_ISOLATED,
@@ -122,17 +123,31 @@ def test_before_linux_6_4_the_workspace_is_said_to_be_swappable() -> None:
     assert "swap" in workspace.consequence
 
 
-def test_hardware_roots_are_seen_and_never_promised(tmp_path: Path) -> None:
+def test_hardware_roots_are_seen_and_what_they_lack_is_said(tmp_path: Path) -> None:
     for node in ("tpmrm0", "sev-guest", "tdx_guest", "nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / node).touch()
     found = examined(devices=tmp_path)
-    for name, level in (("root-tpm", "tpm"), ("root-sev-snp", "cpu-tee"), ("root-tdx", "cpu-tee")):
-        assert found[name].standing is Standing.NOTE
-        assert level in found[name].consequence
-        assert "does not yet" in found[name].consequence
-    assert found["root-nvidia-cc"].value in ("on", "off", "unknown")
+    for name in ("tpm", "sev-snp", "tdx", "nvidia"):
+        assert found[f"root-{name}"].standing is Standing.NOTE
+        assert found[f"root-{name}"].consequence.startswith("gives no evidence here: ")
     assert found["gpus"].value == "2"
     assert found["assurance"].value == "software"
+
+
+def test_a_root_that_gives_evidence_is_what_the_machine_can_be_attested_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tpmrm0").touch()
+    offers = {"tpm": "", "azure": "it is no machine of Azure's"}
+    monkeypatch.setattr(findings, "REACHABLE", tuple(Assurance))
+    monkeypatch.setattr(findings, "collector_of", lambda kind: SimpleNamespace(look=lambda: offers[kind]))
+    found = examined(devices=tmp_path)
+    assert (found["root-tpm"].standing, found["root-azure"].standing) == (Standing.GOOD, Standing.NOTE)
+    assert "tpm" in found["root-tpm"].consequence
+    assert "image" in found["root-tpm"].consequence
+    assert found["assurance"].value == "tpm"
+    assert "host-sees-memory" in found
+    assert "host-sees-measurements" not in found
 
 
 def test_a_bare_machine_has_no_roots(tmp_path: Path) -> None:

@@ -398,7 +398,7 @@ def begun(bench: LegBench, **changes: Any) -> None:
 def ended(bench: LegBench, plain: bytes, **changes: Any) -> None:
     begun(bench, rank=1)
     bench.intake.data(memoryview(bytearray(plain)))
-    bench.intake.end(PartEnds(**{"size": len(plain), "sha256": bytes(32), **changes}))
+    bench.intake.end(PartEnds(**{"size": len(plain), **changes}))
 
 
 def under_way(bench: LegBench) -> None:
@@ -416,8 +416,8 @@ BREACHES: dict[str, Callable[[LegBench], object]] = {
     "another checkpoint before": lambda bench: begun(bench, rank=1, previous=bytes(32)),
     "another step in the second part": lambda bench: (bench.part(PLAIN, rank=1), begun(bench, step=11)),
     "data without a part": lambda bench: bench.intake.data(memoryview(bytearray(9))),
-    "an end without a part": lambda bench: bench.intake.end(PartEnds(size=1, sha256=bytes(32))),
-    "another digest": lambda bench: ended(bench, PLAIN),
+    "an end without a part": lambda bench: bench.intake.end(PartEnds(size=1)),
+    "an end at another length": lambda bench: ended(bench, PLAIN, size=len(PLAIN) + 1),
     "a size that is not padded": lambda bench: ended(bench, bytes(4097)),
     "all there without one rank's": lambda bench: (bench.part(PLAIN, rank=1), bench.there()),
     "all there within a part": lambda bench: (bench.part(PLAIN, rank=1), begun(bench), bench.there()),

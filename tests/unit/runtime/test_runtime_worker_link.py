@@ -197,8 +197,9 @@ def test_a_worker_cannot_speak_for_the_gate_or_the_agent(code: str) -> None:
     assert parse({"type": "failed", "code": code}) == Failed(code=Code.WORKER_FAILED)
 
 
-def test_a_worker_may_say_why_it_failed() -> None:
-    assert parse({"type": "failed", "code": "nonfinite-loss"}) == Failed(code=Code.NONFINITE_LOSS)
+@pytest.mark.parametrize("code", ["nonfinite-loss", "checkpoint-refused", "checkpoint-tampered"])
+def test_a_worker_may_say_why_it_failed(code: str) -> None:
+    assert parse({"type": "failed", "code": code}) == Failed(code=Code(code))
 
 
 @pytest.mark.parametrize(

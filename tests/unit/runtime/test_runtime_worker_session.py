@@ -254,7 +254,7 @@ def test_parts_of_a_checkpoint_come_between_outputs_and_progress_between_their_f
     talk.say({"type": "opened"}, {"type": "running"})
     talk.say({"type": "part", "previous": None, "rank": 0, "seq": 1, "step": 1}, part[:4000])
     talk.say(progress(1), part[4000:])
-    talk.say({"type": "part-end", "bytes": 4096, "sha256": sha256(part).hex()})
+    talk.say({"type": "part-end", "bytes": 4096})
     talk.say({"type": "checkpoint", "others": [], "seq": 1, "step": 1})
     talk.say(OUTPUT, b"abc", {"type": "output-end", "sha256": sha256(b"abc").hex()})
     assert [one.done for one in talk.progress] == [1]

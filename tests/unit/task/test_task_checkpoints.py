@@ -138,7 +138,7 @@ pathlib.Path("outputs/kept").write_text("x")
     assert ended.exit_code == 0, ended.log
     assert "False" in ended.log
     assert [message["done"] for message in agent.between] == [1]
-    assert kinds(ended.messages).count("part-end") == 1  # with its digest, and of a padded size
+    assert kinds(ended.messages).count("part-end") == 1  # of a padded size
     assert not line.counted
     assert ended.outputs == {"kept": b"x"}
 
@@ -180,7 +180,7 @@ def test_a_part_refuses_a_file_too_many_before_it_is_begun(monkeypatch: pytest.M
         for name in names:
             stream.begin(name)
 
-    sink = SimpleNamespace(data=lambda _: None, end=lambda _size, _sha256, *, whole: ends.append(whole))
+    sink = SimpleNamespace(data=lambda _: None, end=lambda _size, *, whole: ends.append(whole))
 
     def part(size: int = 1 << 20) -> PartStream:
         return PartStream(sink, CheckpointLimits(bytes=size, every_s=10, most=1), ["s"])  # type: ignore[arg-type]

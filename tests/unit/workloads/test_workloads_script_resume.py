@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from glasshouse.errors import PackageError
+from glasshouse.errors import RunError
 from glasshouse.task.checkpoints import Checkpoints, Restored
 from glasshouse.workloads.process.trainer_saves import TrainerSaves
 from simulators.checkpoint_agent import CheckpointAgent, Line
@@ -35,8 +35,10 @@ def test_trainer_goes_on_to_the_same_weights_or_not_at_all(tmp_path: Path) -> No
     assert (done[0], done[-1]) == (2, 7)
     with leg(line, tmp_path / "otherwise", "4", resume=2) as agent:
         ended = agent.run()
-    assert ended.one("failed")["code"] == "checkpoint-tampered"
+    assert ended.one("failed")["code"] == "script-failed"
     assert "per_device_train_batch_size was 3 and is 4" in ended.log
+    assert "have the script set what differs as it was" in ended.log
+    assert "GLASSHOUSE_RESUME" not in ended.log.rpartition("as it was: ")[2], "it has that line"
 
 
 @pytest.fixture
@@ -83,9 +85,9 @@ def test_a_trainer_that_begins_anew_in_the_place_of_one_that_goes_on_is_refused(
     saves = TrainerSaves(Checkpoints(None, saved.folder), restored)
     saves.began(saved.args, saved.state, None)  # as it was
     saves.began(SimpleNamespace(output_dir="other"), saved.state, None)  # another Trainer of the script
-    with pytest.raises(PackageError, match="step was 4 and is 0") as caught:
+    with pytest.raises(RunError, match="step was 4 and is 0") as caught:
         saves.began(saved.args, SimpleNamespace(**{**vars(saved.state), "global_step": 0}), None)
-    assert caught.value.code == "checkpoint-tampered"
+    assert caught.value.code == "script-failed"
     assert "GLASSHOUSE_RESUME" in caught.value.hint
 
 

@@ -11,10 +11,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated
 
+from glasshouse.attestation.roots.kinds import KINDS, MAX_BLOB_BYTES
 from glasshouse.wire.canonical import Json
-from glasshouse.wire.record import Identifier, Record, octets
+from glasshouse.wire.crypto import sha256
+from glasshouse.wire.record import Member, Record, Sha256, choice, integer
 
-MAX_HARDWARE_BYTES = 64 * 1024
 ASPECTS = (
     "configuration",
     "executables",
@@ -28,6 +29,9 @@ ASPECTS = (
 
 SOFTWARE_VECTOR: Mapping[str, int] = MappingProxyType({"configuration": 32, "executables": 32})
 """The vector of `software`: recognised executables and configuration, for which the verifier cannot vouch."""
+
+CHAINED_VECTOR: Mapping[str, int] = MappingProxyType({"configuration": 2, "executables": 2})
+"""The vector of the runtime where hardware evidence leads to it: approved executables and configuration."""
 
 
 class EarStatus(StrEnum):
@@ -55,16 +59,27 @@ def _tier(value: int) -> EarStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blob(Record, name="evidence.hardware"):
-    """Evidence of one hardware root, as its maker wrote it."""
+    """A piece of hardware evidence, as the signed evidence names it; its bytes follow the envelope."""
 
-    kind: Identifier  # names the root's module, e.g. ``tpm``
-    data: Annotated[bytes, octets(max_length=MAX_HARDWARE_BYTES)]
+    kind: Annotated[str, choice(KINDS)]  # a row of `levels.KINDS`
+    size: Annotated[int, integer(1, MAX_BLOB_BYTES), Member("bytes")]
+    sha256: Sha256
+
+    @classmethod
+    def of(cls, kind: str, data: bytes) -> Blob:
+        """Name a blob."""
+        return cls(kind=kind, size=len(data), sha256=sha256(data))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Appraised:
     """What the evidence of a root amounts to."""
 
-    status: EarStatus  # its tier, that of the vector
     vector: Mapping[str, int]  # AR4SI trustworthiness claims
-    claims: Mapping[str, Json] = field(default_factory=dict)  # what the root states about the machine
+    not_after_us: int  # when the first of the certificates and dates that it rests on ends; exclusive
+    claims: Mapping[str, Json] = field(default_factory=dict)  # small facts about the machine, for people
+
+    @property
+    def status(self) -> EarStatus:
+        """Its tier, that of the vector."""
+        return status_of(self.vector)

@@ -1,121 +1,125 @@
-"""The table of assurance levels and of the roots of trust behind them, from which lists and texts elsewhere follow.
+"""Check 12, second half: the hardware evidence beside the claims is complete, genuine, acceptable and of this run.
 
-Law: a level without a root that appraises cannot be reached; claiming it is `hardware-evidence-invalid`.
+Law: a level is proven or refused; nothing is lowered, and nothing is appraised that the level does not want.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
+from glasshouse.attestation.claims import composite
 from glasshouse.attestation.evidence import Evidence
-from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.refusal import CheckFailedError
-from glasshouse.attestation.roots import software
-from glasshouse.attestation.roots.appraised import Appraised, Blob
+from glasshouse.attestation.roots.appraised import Appraised
+from glasshouse.attestation.roots.binding import Bound
+from glasshouse.attestation.roots.collateral import Pack
+from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
+from glasshouse.attestation.roots.kinds import KINDS, NVIDIA
+from glasshouse.attestation.roots.levels import LEVELS
 from glasshouse.errors import Code
-from glasshouse.wire.policy import Assurance
+from glasshouse.wire.crypto import sha256
 
 
 class Appraise(Protocol):
-    """The pure half of a root of trust."""
+    """The pure half of a root of trust: `appraise` of `attestation.roots.KIND.KIND_evidence`."""
 
     def __call__(
-        self,
-        blobs: tuple[Blob, ...],
-        *,
-        composite: bytes,
-        nonce: bytes,
-        now_us: int,
-        collateral: Mapping[str, bytes],
-        policy: DeploymentPolicy | None,
+        self, blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy: HardwarePolicy
     ) -> Appraised:
         """Appraise the evidence.
 
         Args:
-            composite: the 32 bytes that the blobs must be bound to.
+            blob: its digest was checked, and nothing else.
             now_us: when certificates and collateral must be valid.
-            collateral: certificates and revocation lists, by name.
-            policy: what the deployment demands; None where a receipt is verified, which names its digest alone.
+            policy: it names this kind.
 
         Raises:
-            CheckFailedError: `hardware-evidence-invalid`: not genuine, not complete, or bound to something else.
+            CheckFailedError: check 12, with a code of spec/hardware-evidence.md.
         """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Root:
-    """A root of trust."""
-
-    kind: str  # as blobs name it; its modules in `attestation.roots` and `runtime.roots` have `_` for each `-`
-    devices: tuple[str, ...] = ()  # the nodes in /dev, one of which a machine that has it shows; globs
-    appraise: Appraise | None = None  # None for one that this version does not have
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Level:
-    """A level of assurance."""
-
-    assurance: Assurance  # its name
-    stands: str  # what stands behind the evidence, and what a host can still do
-    proves: str = ""  # what a verified receipt shows to whom; empty for a level that cannot be reached
-    roots: tuple[Root, ...]  # any of them reaches it
-
-
-LEVELS = {
-    level.assurance: level
-    for level in (
-        Level(
-            assurance=Assurance.SOFTWARE,
-            stands="measurements signed in the runtime; a host with root could read the run's memory and forge them",
-            proves="To its owner it shows what the runtime said, unchanged since the broker countersigned it; to "
-            "others it is the owner's word: at this level an owner can sign a run that never happened.",
-            roots=(Root(kind="software", appraise=software.appraise),),
-        ),
-        Level(
-            assurance=Assurance.TPM,
-            stands="a TPM quote over boot chain and runtime; a host with root could read the run's memory",
-            roots=(Root(kind="tpm", devices=("tpmrm0", "tpm0")),),
-        ),
-        Level(
-            assurance=Assurance.CPU_TEE,
-            stands="a CPU report binds the runtime; what crosses to the GPU is visible to the host",
-            roots=(Root(kind="sev-snp", devices=("sev-guest",)), Root(kind="tdx", devices=("tdx_guest",))),
-        ),
-        Level(
-            assurance=Assurance.GPU_TEE,
-            stands="CPU and GPU reports bind the runtime; physical attacks remain",
-            roots=(Root(kind="nvidia-cc", devices=("nvidia[0-9]*",)),),
-        ),
-    )
-}
-
-REACHABLE = tuple(level for level, row in LEVELS.items() if any(root.appraise for root in row.roots))
-"""The levels that this version can prove, weakest first."""
-
-
-def check_12_hardware(evidence: Evidence, *, now_us: int, policy: DeploymentPolicy | None) -> Appraised:
-    """The hardware evidence proves the claimed level and carries the composite; see `Appraise`.
-
-    Raises:
-        CheckFailedError: `hardware-evidence-invalid`.
-    """
-    level = evidence.claims.assurance
-    for root in LEVELS[level].roots:
-        if root.appraise is not None:
-            return root.appraise(
-                evidence.hardware,
-                composite=evidence.composite,
-                nonce=evidence.claims.nonce,
-                now_us=now_us,
-                collateral={},
-                policy=policy,
-            )
+def check_12_kinds(evidence: Evidence) -> None:
+    """The listed kinds are those that the claimed level wants, each once; raises `CheckFailedError`."""
+    level, kinds = LEVELS[evidence.claims.assurance], [blob.kind for blob in evidence.hardware]
+    if level.complete(kinds):
+        return
+    known = level.one_of | level.beside
+    is_short = len(set(kinds) & level.one_of) < bool(level.one_of) or not level.beside <= set(kinds)
     raise CheckFailedError(
         "12",
-        Code.HARDWARE_EVIDENCE,
-        f"no module verifies evidence for the level {level}",
-        expected=", ".join(REACHABLE),
-        actual=level.value,
+        Code.HARDWARE_MISSING if is_short else Code.HARDWARE_UNEXPECTED,
+        f"hardware evidence that does not complete the level {level.assurance}",
+        expected=", ".join(sorted(known)) or "none",
+        actual=", ".join(sorted(kinds)) or "none",
     )
+
+
+def check_12_hardware(
+    evidence: Evidence,
+    blobs: Mapping[str, bytes],
+    *,
+    bound: Bound,
+    now_us: int,
+    collateral: Pack,
+    policy: HardwarePolicy | None,
+) -> dict[str, Appraised]:
+    """Appraise every blob; return what each kind amounts to.
+
+    Args:
+        blobs: by kind, of the digests that the evidence names.
+
+    Raises:
+        CheckFailedError: of the first kind that does not hold, a processor's after the GPUs'.
+    """
+    check_12_kinds(evidence)
+    if not evidence.hardware:
+        return {}
+    found = {}
+    for kind in sorted(blobs, key=lambda name: (name != NVIDIA, name)):
+        if policy is None or kind not in policy.kinds:
+            raise CheckFailedError(
+                "12", Code.CHAIN_MISSING, f"the policy names no {kind}", expected="a policy that names it", actual=kind
+            )
+        found[kind] = _appraiser(kind)(blobs[kind], bound=bound, now_us=now_us, collateral=collateral, policy=policy)
+    return found
+
+
+def bound_of(
+    evidence: Evidence,
+    blobs: Mapping[str, bytes],
+    *,
+    ak: bytes | None,
+    ek: bytes | None = None,
+    secret: bytes | None,
+    is_repeated: bool = False,
+) -> Bound:
+    """Return what the blobs of this evidence have to be bound to."""
+    return Bound(
+        composite=composite(evidence.claims),
+        gpus_sha256=sha256(blobs[NVIDIA]) if NVIDIA in blobs else b"",
+        gpus=evidence.claims.gpus,
+        ak=ak,
+        ek=ek,
+        secret=secret,
+        is_repeated=is_repeated,
+    )
+
+
+def _appraiser(kind: str) -> Appraise:
+    name = kind.replace("-", "_")
+    try:
+        module = importlib.import_module(f"glasshouse.attestation.roots.{name}.{name}_evidence")
+    except ModuleNotFoundError as error:
+        if error.name is not None and KINDS[kind].needs.startswith(error.name.split(".")[0]):
+            raise CheckFailedError(
+                "12",
+                Code.HARDWARE_VERIFIER,
+                f"this gate lacks what appraises {kind}: pip install 'glasshouse-train[hardware]'",
+                expected=KINDS[kind].needs,
+                actual="not installed",
+            ) from None
+        raise
+    appraise: Appraise = module.appraise
+    return appraise

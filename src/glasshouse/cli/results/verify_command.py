@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from glasshouse.cli.options import OwnerOptions, argument, option
-from glasshouse.cli.show.output import CommandOutput, printable
+from glasshouse.cli.show.output import CommandOutput, error_object, printable
 from glasshouse.errors import ExitCode
 from glasshouse.jobs.owner.home import is_there
 
 if TYPE_CHECKING:  # what verifies is not loaded for the help
     from glasshouse.jobs.owner.known_owners import OwnerTrust
+    from glasshouse.jobs.verify.line_verdict import LegRun
     from glasshouse.jobs.verify.publish import ArtifactVerdict
     from glasshouse.jobs.verify.verdict import Verdict
     from glasshouse.jobs.verify.verify_named import NamedVerdict
@@ -37,26 +38,36 @@ def command(
     """Print what holds of a document, and return the verdict's exit code."""
     from glasshouse.jobs import api
     from glasshouse.jobs.verify.documents import PackageVerdict
+    from glasshouse.jobs.verify.line_runs import LineRefusedError
     from glasshouse.jobs.verify.line_verdict import LineVerdict, is_wiped, leg_words
     from glasshouse.jobs.verify.publish import ArtifactVerdict
     from glasshouse.jobs.verify.verdict import Verdict
     from glasshouse.jobs.verify.verify_named import GroupVerdict
 
     output = options.output
-    found = api.verify(
-        what,
-        owner=owner,
-        fingerprint=fingerprint,
-        bundle=bundle,
-        content=content,
-        passphrase=options.passphrase,
-        home=options.home,
-    )
+    try:
+        found = api.verify(
+            what,
+            owner=owner,
+            fingerprint=fingerprint,
+            bundle=bundle,
+            content=content,
+            passphrase=options.passphrase,
+            home=options.home,
+        )
+    except LineRefusedError as error:
+        if not output.as_json:
+            _marks(output, _runs(error.runs))
+            raise
+        runs = [run.to_json() for run in error.runs]
+        output.result({**error_object(error), "kind": "line", "runs": runs})
+        return int(error.exit_code)
     verdict, key = found.verdict, found.trust.owner.fingerprint
     output.result(found.to_json())
     if isinstance(verdict, LineVerdict):
         output.say(f"From owner {key}, from the first machine to the last:", style="dim")
         _marks(output, ((f"leg {leg.number}", leg_words(leg), is_wiped(leg)) for leg in verdict.legs))
+        _marks(output, _runs(verdict.beyond))
         _say(output, found.trust, verdict)
         output.facts({"from": found.path})
     elif isinstance(verdict, GroupVerdict):
@@ -109,6 +120,11 @@ def _say(output: CommandOutput, trust: OwnerTrust, verdict: NamedVerdict) -> Non
 def _marks(output: CommandOutput, links: Iterable[tuple[str, str, bool]]) -> None:
     for name, text, holds in links:
         output.say(f"  {'✓' if holds else '✗'} {name:<28}{text}", style=None if holds else "yellow")
+
+
+def _runs(runs: Iterable[LegRun]) -> Iterable[tuple[str, str, bool]]:
+    """Return what runs of a line left; a message may name files, whose names come from outside."""
+    return ((f"leg {run.leg}", printable(run.words, keep=""), run.receipt == "verified") for run in runs)
 
 
 def _facts(output: CommandOutput, verdict: Verdict | ArtifactVerdict) -> None:

@@ -68,6 +68,36 @@ def command(
     return finish(ended, options, identity, steps)
 
 
+def go_on(
+    run: str,
+    options: OwnerOptions,
+    *,
+    on: str | None,
+    detach: bool,
+    yes: bool,
+    accept: bool,
+    lost: bool = False,
+    rewind_to: int | None = None,
+) -> int:
+    """Go on with a run as a new leg of its line, and return the exit code of its end; options are as of `resume`."""
+    from glasshouse.jobs.lines.resuming import resume
+    from glasshouse.jobs.owner.rundir import RunFolder
+
+    home, identity, steps = options.own_home, options.unlock(), listener_for(options, yes=yes)
+    ended = resume(
+        RunFolder.find(home, run),
+        home=home,
+        identity=identity,
+        listener=steps,
+        on=on,
+        lost=lost,
+        rewind_to=rewind_to,
+        detach=detach,
+        accept=accept,
+    )
+    return finish(ended, options, identity, steps)
+
+
 def listener_for(options: OwnerOptions, *, yes: bool) -> StepPrinter:
     """Return what shows a run's steps; `yes` agrees to renting."""
     from glasshouse.cli.show.live_view import RunView

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.cli.options import HomeOptions, option
-from glasshouse.cli.show.output import printable
+from glasshouse.cli.show.output import CommandOutput, printable
+from glasshouse.errors import Code, UsageError
 from glasshouse.jobs.places.known_machines import place_of
 from glasshouse.jobs.references.known_references import differences, measured_at, reference
 
@@ -17,11 +18,17 @@ def command(
     diff: Annotated[
         str | None, option("--diff NAME", "List the files that differ from a reference, or from `this`.")
     ] = None,
+    hardware: Annotated[
+        bool, option("--hardware", "Draft a hardware policy from what this machine's roots of trust show.")
+    ] = False,
     *,
     options: HomeOptions,
 ) -> None:
-    """Print an installation's digests, and what differs from a reference."""
+    """Print an installation's digests and what differs from a reference, or a draft of a hardware policy."""
     output, home = options.output, options.any_home
+    if hardware:
+        _draft(output, on)
+        return
     files = measured_at(place_of(home, on))
     measured = Measured.of(files)
     found = None if diff is None else differences(files, reference(home, diff))
@@ -40,3 +47,22 @@ def command(
         output.say(f"It {same} {diff}.", style="bold")
         for one in found:
             output.say(f"  {one.part}  {one.how:7}  {printable(one.name, keep='')}")
+
+
+def _draft(output: CommandOutput, on: str) -> None:
+    if on != "local":
+        raise UsageError(
+            Code.USAGE,
+            "a machine's hardware is looked at on the machine itself",
+            hint="glasshouse measure --hardware there",
+        )
+    from glasshouse.jobs.references.hardware_draft import draft_of, look_at_hardware  # Linux alone has them
+
+    seen = look_at_hardware()
+    output.result(
+        {
+            "missing": {one.kind: one.missing for one in seen if one.missing},
+            "policy": {one.kind: dict(one.draft) for one in seen if not one.missing},
+        }
+    )
+    output.say(draft_of(seen).rstrip("\n"))

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rich.text import Text
 
-from glasshouse.attestation.roots.root_table import LEVELS
+from glasshouse.attestation.roots.levels import LEVELS
 from glasshouse.cli.show.costs import cost_facts
 from glasshouse.cli.show.output import OUTCOME, CommandOutput, again, bytes_text, counted, printable, verdict_words
 from glasshouse.errors import Code
 from glasshouse.evidence.receipt import Receipt, Work
-from glasshouse.jobs.gates.line_notes import known_legs
+from glasshouse.jobs.gates.line_notes import went_on_as
 from glasshouse.jobs.owner.durations import format_s
 from glasshouse.jobs.owner.home import Home, open_regular
 from glasshouse.jobs.owner.rundir import RunFolder
@@ -222,10 +222,9 @@ def _residue(receipt: Receipt) -> Text:
 
 def _next(ended: Ended, home: Path | None) -> str:
     at, name, receipt = again(home), ended.folder.run_id[:8], ended.conclusion.receipt
-    legs = [] if ended.record.line is None else known_legs(Home.locate(home), ended.record.line)
-    later = [leg.folder.run_id[:8] for leg in legs if leg.number > (ended.record.leg or 0)]
-    if later:
-        return f"it went on as {later[-1]}: glasshouse status {later[-1]}{at}, glasshouse verify {later[-1]}{at}"
+    later = went_on_as(Home.locate(home), ended.record)
+    if later is not None:
+        return f"it went on as {later}: glasshouse status {later}{at}, glasshouse verify {later}{at}"
     if receipt is None or ended.conclusion.code is Code.PLATFORM:
         again_there = f"glasshouse resume {name}{at}; or " if ended.record.line is not None else ""
         return f"{again_there}see the runtime's own log: {_blamed(ended).runtime_log}"

@@ -14,8 +14,9 @@ from typing import Any
 
 from glasshouse.attestation.measurements.measured import MAX_REFERENCES
 from glasshouse.attestation.policy import MAX_DURATION_S, MAX_LEASE_S, MAX_RELEASES
-from glasshouse.attestation.roots.root_table import REACHABLE
+from glasshouse.attestation.roots.levels import REACHABLE
 from glasshouse.errors import Code, FormatError, UsageError
+from glasshouse.jobs.define.hardware_file import kinds_wanted, read_hardware
 from glasshouse.jobs.define.private import ALWAYS_LEFT_OUT, Excluded
 from glasshouse.jobs.define.wanted import MACHINE, MAX_RETRIES, Deployment, Wanted, duration, wanted
 from glasshouse.jobs.owner.home import read_bounded
@@ -70,6 +71,12 @@ _POLICY = (
         "Which installations may be given the key: names of `glasshouse reference`, and `this` for the one at hand; "
         "without any, that one alone.",
         (),
+    ),
+    Field(
+        "hardware",
+        text(max_chars=4096),
+        "Above `software`: a TOML file beside the job file that says which machines count; stays here.",
+        None,
     ),
 )
 _CHECKPOINTS = (
@@ -166,7 +173,7 @@ def parse(data: bytes, *, folder: Path, default_name: str) -> Job:
         raise UsageError(Code.JOB_INVALID, f"the job file's {error.message}", hint=error.hint) from None
     package = found["package"]
     Excluded(package["exclude"])
-    floor, deployment = _policy(found["policy"], found["checkpoints"])
+    floor, deployment = _policy(found["policy"], found["checkpoints"], folder)
     return Job(
         name=found["name"] or default_name,
         folder=folder,
@@ -203,7 +210,7 @@ def check_reachable(floor: Floor) -> None:
         )
 
 
-def _policy(policy: Mapping[str, Any], checkpoints: Mapping[str, Any] | None) -> tuple[Floor, Deployment]:
+def _policy(policy: Mapping[str, Any], checkpoints: Mapping[str, Any] | None, folder: Path) -> tuple[Floor, Deployment]:
     try:
         floor = Floor(
             assurance=Assurance(policy["assurance"]),
@@ -214,6 +221,8 @@ def _policy(policy: Mapping[str, Any], checkpoints: Mapping[str, Any] | None) ->
     except FormatError as error:
         raise UsageError(Code.JOB_INVALID, f"policy.egress: {error.message}; write it as host:port, or group") from None
     check_reachable(floor)
+    hardware = None if policy["hardware"] is None else read_hardware(folder / policy["hardware"])
+    kinds_wanted(floor.assurance, hardware)
     deployment = Deployment(
         max_duration_s=policy["max_duration"],
         lease_s=policy["lease"],
@@ -221,6 +230,7 @@ def _policy(policy: Mapping[str, Any], checkpoints: Mapping[str, Any] | None) ->
         valid_s=policy["valid"],
         reference=policy["reference"],
         retries=0 if checkpoints is None else checkpoints["retries"],
+        hardware=hardware,
     )
     return floor, deployment
 

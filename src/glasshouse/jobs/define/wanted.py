@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from glasshouse.attestation.measurements.measured import MAX_REFERENCES
+from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.providers.rental.provider import Options
 from glasshouse.wire.record import LEFT_OUT, Record, items
 from glasshouse.wire.record import text as text_codec
@@ -173,3 +174,4 @@ class Deployment(Record, name="deployment"):
     retries: Annotated[int, LEFT_OUT] = 0  # how many lost machines of a line are replaced
     # Names of the installations that may be given the key; none for the one at hand alone.
     reference: Annotated[tuple[str, ...], items(MAX_REFERENCES, text_codec(64)), LEFT_OUT] = ()
+    hardware: Annotated[HardwarePolicy | None, LEFT_OUT] = None  # which machines count, above `software`

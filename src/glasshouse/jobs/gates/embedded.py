@@ -236,11 +236,12 @@ def _ready_line(child: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 def audit_own(home: Home) -> list[Json]:
     """Return the verified audit log of this home's own broker, started if need be; raises as `audit_gate`."""
-    broker = Embedded(home)
+    broker, records = Embedded(home), list[Json]()
     try:
-        client, records = broker.ensure().client(), list[Json]()
-        while page := client.audit(len(records)):
-            records += page
+        with broker.kept() as serving:
+            client = serving.client()
+            while page := client.audit(len(records)):
+                records += page
     finally:
         broker.give_back()
     verify_chain(records)

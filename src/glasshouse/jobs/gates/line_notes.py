@@ -54,6 +54,13 @@ def known_legs(home: Home, line: str) -> list[KnownLeg]:
     return sorted(found, key=lambda one: (one.number, one.record.created_us))
 
 
+def went_on_as(home: Home, record: RunRecord) -> str | None:
+    """Return how the last run is called that went on where a run had ended; None for one that did not go on."""
+    legs = [] if record.line is None else known_legs(home, record.line)
+    later = [leg.folder.run_id[:8] for leg in legs if leg.number > (record.leg or 0)]
+    return later[-1] if later else None
+
+
 class LineNotes:
     """The `line/` of one run's folder."""
 

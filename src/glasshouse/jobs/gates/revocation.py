@@ -87,7 +87,8 @@ def revoke(
             failed.append((holder.name, error))
     broker = Embedded(home)
     try:
-        _revoke_at(broker.ensure().client(), package_id, running=running, deployed=False)
+        with broker.kept() as serving:
+            _revoke_at(serving.client(), package_id, running=running, deployed=False)
     except GlasshouseError as error:
         failed.append(("this machine's own broker", error))
     finally:

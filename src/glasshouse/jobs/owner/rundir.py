@@ -9,6 +9,7 @@ runs/ID/            0700
   supervisor.log    a detached run's
   rental.json       what its rented machine cost, by the provider's word
   terms.json        of a leg of a line: policy and machine for the legs after it
+  hardware.json     above `software`: policy and collateral that its evidence is judged by
   line/             what its gate and its owner signed of it; see `gates.line_notes`
   order.json        what the runtime was started with; keeper.json: the process that stays with it; ended: its exit code
   machines/ID/      the same again, for each other machine of a group: this folder is machine 0's
@@ -128,7 +129,7 @@ class RunFolder:
         self.runtime_log = path / "runtime.log"
         self.supervisor_log = path / "supervisor.log"
         self.rental = path / "rental.json"
-        self.terms = path / "terms.json"
+        self.terms, self.hardware = path / "terms.json", path / "hardware.json"
         self.line = path / "line"
         self._record = path / "run.json"
         self._machines = path / "machines"

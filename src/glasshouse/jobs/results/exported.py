@@ -30,8 +30,7 @@ from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.results.collect import RunOutput, look_inside
 from glasshouse.jobs.supervise.control import look, require_ended
-from glasshouse.jobs.verify.conclusion import read_receipt
-from glasshouse.jobs.verify.documents import verify_sealed_in
+from glasshouse.jobs.verify.conclusion import read_receipt, verify_sealed_in
 from glasshouse.jobs.verify.line_file import line_file
 from glasshouse.jobs.verify.line_verdict import verify_line
 from glasshouse.jobs.verify.run_files import verify_log_in

@@ -13,6 +13,7 @@ from glasshouse.broker.http_api import LaunchRequest, LineRequest
 from glasshouse.errors import Code, FormatError, PeerError, UsageError
 from glasshouse.handshake.delegation import RUN_USES, Delegation, Use
 from glasshouse.handshake.launch import LaunchFile, TokenClaims, parse_token_at_issue
+from glasshouse.jobs.define.hardware_file import kinds_wanted
 from glasshouse.jobs.define.run_terms import RunTerms
 from glasshouse.jobs.gates.embedded import Serving
 from glasshouse.jobs.gates.known_gates import GateBroker
@@ -163,6 +164,7 @@ def mint(
         container_id=container,
         container_source=ContainerSource.MINTED,
         profile=manifest.floor.profile,
+        hardware=kinds_wanted(policy.assurance, policy.hardware),
     )
     return Minted(launch=launch.encode(), token=issued)
 

@@ -6,7 +6,7 @@ What comes after (`supervise`) needs none of them: a detached supervisor is a fr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,8 +14,10 @@ from glasshouse.attestation.measurements.measured import References
 from glasshouse.attestation.policy import MAX_LEASE_S, MAX_RELEASES, DeploymentPolicy
 from glasshouse.broker.http_api import LineRequest
 from glasshouse.errors import Code, UsageError
+from glasshouse.jobs.define.hardware_file import kinds_wanted
 from glasshouse.jobs.define.jobfile import Ranks, check_reachable
 from glasshouse.jobs.define.package_records import GivenTo, KeyStore, PackageRecord, public_part
+from glasshouse.jobs.define.run_hardware import RunHardware
 from glasshouse.jobs.define.run_terms import RunTerms
 from glasshouse.jobs.define.wanted import Wanted
 from glasshouse.jobs.gates.embedded import Embedded, Serving
@@ -28,7 +30,7 @@ from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
 from glasshouse.jobs.references.known_references import accepted as references_of
 from glasshouse.jobs.references.known_references import check_places
 from glasshouse.jobs.supervise.launching import LaterLeg, Prepared, delegate, mint, now_us
-from glasshouse.jobs.supervise.machine_check import check_machine
+from glasshouse.jobs.supervise.machine_check import check_hardware, check_machine, pack_for
 from glasshouse.package.limits import CheckpointLimits, OutputLimits
 from glasshouse.package.manifest import Manifest
 from glasshouse.package.read import Package
@@ -83,10 +85,10 @@ def prepare(
         ranks.check(opened.manifest.workload, opened.manifest.floor)
     if opened.has_line:
         check_line(home, gate, ranks)
+    hardware = opened.known.deployment.hardware if later is None else later.terms.policy.hardware
+    pack = pack_for(home, hardware)
     each = {place.name: place for place in places}
-    for place in each.values():
-        place.check(kept.stat().st_size)
-        check_machine(opened.manifest.workload, opened.job, opened.names, place)
+    _check_each(each.values(), opened, kinds_wanted(opened.manifest.floor.assurance, hardware), home, kept)
     accepted = opened.known.deployment.reference
     references = references_of(home, accepted) if later is None else later.terms.policy.references
     record = replace(_record(folder, opened, kept, later), place=places[0].name, gate=gate)
@@ -121,6 +123,7 @@ def prepare(
     placed: list[tuple[RunFolder, bytes]] = []
     for group, place in zip(groups, places, strict=True):
         its = folder if not placed else folder.add_machine()
+        RunHardware(policy=policy, collateral=pack).save(its)
         relay = relay_of(home, gate, its.run_id)
         # Machine 0 is at the first place, which was asked for this run's gate; others' names differ.
         first = its is folder and called is not None
@@ -178,6 +181,13 @@ class _Opened:
 
     def __repr__(self) -> str:
         return f"_Opened({self.manifest.package_id})"
+
+
+def _check_each(places: Iterable[Place], opened: _Opened, kinds: Sequence[str], home: Home, package: Path) -> None:
+    for place in places:
+        place.check(package.stat().st_size)
+        check_hardware(home, kinds, place.name)
+        check_machine(opened.manifest.workload, opened.job, opened.names, place)
 
 
 def _line(opened: _Opened, later: LaterLeg | None, folder: RunFolder, terms: RunTerms) -> LineRequest | None:
@@ -303,4 +313,5 @@ def _policy(opened: _Opened, references: References, *, machines: int) -> Deploy
         lease_s=deployment.lease_s,
         max_duration_s=deployment.max_duration_s,
         max_legs=deployment.retries + 1 if opened.has_line else 1,
+        hardware=deployment.hardware,
     )

@@ -6,6 +6,7 @@ not refused or ended for another's sake; receipts that are not one group's are r
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -13,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glasshouse.errors import Code, ExitCode, GlasshouseError, UsageError, VerificationError
+from glasshouse.errors import Code, ExitCode, GlasshouseError, PackageError, UsageError, VerificationError
 from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES, Receipt
 from glasshouse.jobs.owner.home import is_there, open_regular
 from glasshouse.jobs.owner.rundir import GIVEN_UP, RunFolder, RunRecord
-from glasshouse.jobs.verify.receipt_chain import Chain
-from glasshouse.jobs.verify.run_files import verify_log_in, why_unreadable
+from glasshouse.jobs.verify.hardware.completed import complete_bundle
+from glasshouse.jobs.verify.run_files import check_group, sealed_files, verify_log_in, why_unreadable
 from glasshouse.jobs.verify.verdict import EXITS, Status, Verdict, verify_bundle
 from glasshouse.providers.place.local import LocalPlace
 from glasshouse.runtime.confine.mounts import processes_are_visible
@@ -26,7 +27,6 @@ from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.watchdog.session_record import NAME as SESSION_NAME
 from glasshouse.runtime.watchdog.session_record import SessionRecord
 from glasshouse.runtime.worker import named_directory
-from glasshouse.wire.group import Group
 from glasshouse.wire.states import Outcome
 
 NO_RECEIPT = "no-receipt"
@@ -85,11 +85,54 @@ def verify_run(folder: RunFolder, *, owner: bytes, now_us: int | None = None) ->
     return replace(verdict, log=log, heads=heads)
 
 
+def verify_sealed_in(verdict: Verdict, folder: Path, *, expected: bool) -> Verdict:
+    """Compare the sealed outputs and log segments in a receipt's folder with receipt and log, without opening them.
+
+    Unless `expected`, a receipt that lies alone is left at that; without a log, which names the segments, so are they.
+
+    Raises:
+        PackageError: `output-tampered` for a file that is missing, is a link, a folder or a pipe, or is not the one
+            that the receipt or the log names.
+    """
+    outputs, segments = sealed_files(verdict.chain.receipt, verdict.log)
+    for named, by in ((outputs, "receipt"), (segments, "log")):
+        if not expected and not any(is_there(folder / name) for name, _, _ in named):
+            continue
+        for name, size, digest in named:
+            _check_sealed(folder / name, size, digest, by)
+        if by == "receipt":
+            verdict = replace(verdict, outputs_match=len(named), unnamed=_unnamed(folder / "outputs", len(named)))
+        elif verdict.log:
+            unnamed = (*verdict.unnamed, *_unnamed(folder / "log", len(named)))
+            verdict = replace(verdict, segments_match=len(named), unnamed=unnamed)
+    return verdict
+
+
+def _unnamed(folder: Path, named: int) -> tuple[str, ...]:
+    """Return how many entries a folder has beside those that are named, all of which are there, in words."""
+    more = sum(1 for _ in folder.iterdir()) - named if folder.is_dir() else 0
+    return (f"what else lies in {folder.name}/ ({more})",) if more else ()
+
+
+def _check_sealed(path: Path, size: int, digest: bytes, by: str) -> None:
+    try:
+        with open_regular(path) as stream:
+            same = os.fstat(stream.fileno()).st_size == size
+            same = same and hashlib.file_digest(stream, "sha256").digest() == digest
+    except OSError as error:
+        raise PackageError(
+            Code.OUTPUT_TAMPERED, f"{path} is named by the {by} but cannot be read: {why_unreadable(path, error)}"
+        ) from None
+    if not same:
+        raise PackageError(Code.OUTPUT_TAMPERED, f"{path} is not the file that the {by} names")
+
+
 def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None) -> Conclusion:
     """Verify what a run left; `agent_exit` is negative for a signal, and None when the end was not seen."""
     if not is_there(folder.receipt):
         return _without_receipt(folder, agent_exit)
     try:
+        complete_bundle(folder)
         verdict = verify_run(folder, owner=owner_signing)
     except GlasshouseError as error:
         return Conclusion(outcome=Outcome.LOST, code=error.code, verdict=INVALID, problem=error.message)
@@ -114,12 +157,10 @@ def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes
     if found.verdict != NO_RECEIPT or record.outcome is None:
         return found
     known = replace(found, outcome=Outcome(record.outcome), code=None if record.code is None else Code(record.code))
-    if record.agent is None and record.place == LocalPlace.name:
-        # It is recorded once it was started; a supervisor that was killed in between has recorded nothing.
-        never = not is_there(folder.events) and survivors(folder.scratch, folder.out, patience_s=0) == []
-        return replace(known, problem=_NEVER_PLACED if never else found.problem)
-    if record.place != LocalPlace.name and not record.placed:
+    if never_placed(folder, record):
         return replace(known, problem=_NEVER_PLACED)
+    if record.agent is None and record.place == LocalPlace.name:
+        return replace(known, problem=found.problem)
     if known.outcome is Outcome.LOST and known.code is GIVEN_UP:
         unknown = (
             f"given up, because {record.place} could not be reached: whether a runtime is there still, has wiped "
@@ -130,6 +171,15 @@ def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes
     if known.outcome is Outcome.LOST:
         return known
     return replace(known, problem=_not_wiped(folder, "the runtime left no receipt: nothing shows that it wiped"))
+
+
+def never_placed(folder: RunFolder, record: RunRecord) -> bool:
+    """Return whether it is known of a run without a receipt that no runtime was ever started for it."""
+    if record.place != LocalPlace.name:
+        return not record.placed
+    # It is recorded once it was started; a supervisor that was killed in between has recorded nothing.
+    unseen = record.agent is None and not is_there(folder.events)
+    return unseen and survivors(folder.scratch, folder.out, patience_s=0) == []
 
 
 def _not_wiped(folder: RunFolder, what: str) -> str:
@@ -154,42 +204,6 @@ def _not_wiped(folder: RunFolder, what: str) -> str:
     if not left:
         return text
     return f"{text}; these folders may hold cleartext, look at them and remove them: {', '.join(left)}"
-
-
-def check_group(chains: Sequence[Chain], *, whole: bool = True) -> Group:
-    """Check that verified receipts are one group's: all of its machines, each once; return it as machine 0 has it.
-
-    The group stands in each launch token, which the broker signed, and the evidence and the receipt of a machine
-    are bound to its token.
-
-    Args:
-        whole: whether each of its machines must be there; without, any of them is returned.
-
-    Raises:
-        VerificationError: `group-mismatch`; `incomplete` when nothing contradicts it and a machine is missing.
-    """
-    groups = [chain.token.group for chain in chains]
-    found = [group for group in groups if group is not None]
-    if not found or len(found) != len(groups):
-        raise VerificationError(Code.GROUP_MISMATCH, "a receipt of a run that belongs to no group")
-    for what, values in (
-        ("group", {group.id for group in found}),
-        ("number of machines or ranks", {(group.machines, group.ranks) for group in found}),
-        ("deployment", {chain.token.deployment for chain in chains}),
-        ("package", {chain.token.manifest_sha256 for chain in chains}),
-        ("policy", {chain.token.policy_sha256 for chain in chains}),
-        ("broker", {chain.delegation.broker_public for chain in chains}),
-    ):
-        if len(values) != 1:
-            raise VerificationError(Code.GROUP_MISMATCH, f"receipts of more than one {what}")
-    here = [group.machine for group in found]
-    if len(set(here)) != len(here):
-        raise VerificationError(Code.GROUP_MISMATCH, "two receipts of one machine")
-    missing = sorted(set(range(found[0].machines)) - set(here))
-    if missing and whole:
-        named = ", ".join(map(str, missing))
-        raise VerificationError(Code.CHAIN_INCOMPLETE, f"no receipt of machine {named} of the group's {len(groups)}")
-    return min(found, key=lambda group: group.machine)
 
 
 def conclude_run(folder: RunFolder, record: RunRecord | None, *, owner_signing: bytes) -> Conclusion:

@@ -5,19 +5,17 @@ A verdict never stands without its assurance level.
 
 from __future__ import annotations
 
-import hashlib
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from glasshouse.errors import Code, ExitCode, PackageError, UsageError, VerificationError
+from glasshouse.errors import Code, ExitCode, UsageError, VerificationError
 from glasshouse.evidence.bundle import BUNDLE_KIND
 from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
 from glasshouse.jobs.owner.home import is_there, open_regular
 from glasshouse.jobs.verify.line_verdict import LineVerdict, verify_line
 from glasshouse.jobs.verify.publish import ArtifactVerdict, verify_artifact
-from glasshouse.jobs.verify.run_files import LOGS, sealed_files, verify_log_in, why_unreadable
+from glasshouse.jobs.verify.run_files import LOGS, verify_log_in, why_unreadable
 from glasshouse.jobs.verify.verdict import Verdict, verify_bundle
 from glasshouse.package.content import verify_content
 from glasshouse.package.layout import MAGIC
@@ -154,48 +152,6 @@ def verify_file(
     verdict = verify_bundle(data, owner=owner, now_us=now_us, run_id=run_id)
     log, heads = verify_log_in(verdict.chain, path.parent, required=required)
     return replace(verdict, log=log, heads=heads)
-
-
-def verify_sealed_in(verdict: Verdict, folder: Path, *, expected: bool) -> Verdict:
-    """Compare the sealed outputs and log segments in a receipt's folder with receipt and log, without opening them.
-
-    Unless `expected`, a receipt that lies alone is left at that; without a log, which names the segments, so are they.
-
-    Raises:
-        PackageError: `output-tampered` for a file that is missing, is a link, a folder or a pipe, or is not the one
-            that the receipt or the log names.
-    """
-    outputs, segments = sealed_files(verdict.chain.receipt, verdict.log)
-    for named, by in ((outputs, "receipt"), (segments, "log")):
-        if not expected and not any(is_there(folder / name) for name, _, _ in named):
-            continue
-        for name, size, digest in named:
-            _check_sealed(folder / name, size, digest, by)
-        if by == "receipt":
-            verdict = replace(verdict, outputs_match=len(named), unnamed=_unnamed(folder / "outputs", len(named)))
-        elif verdict.log:
-            unnamed = (*verdict.unnamed, *_unnamed(folder / "log", len(named)))
-            verdict = replace(verdict, segments_match=len(named), unnamed=unnamed)
-    return verdict
-
-
-def _unnamed(folder: Path, named: int) -> tuple[str, ...]:
-    """Return how many entries a folder has beside those that are named, all of which are there, in words."""
-    more = sum(1 for _ in folder.iterdir()) - named if folder.is_dir() else 0
-    return (f"what else lies in {folder.name}/ ({more})",) if more else ()
-
-
-def _check_sealed(path: Path, size: int, digest: bytes, by: str) -> None:
-    try:
-        with open_regular(path) as stream:
-            same = os.fstat(stream.fileno()).st_size == size
-            same = same and hashlib.file_digest(stream, "sha256").digest() == digest
-    except OSError as error:
-        raise PackageError(
-            Code.OUTPUT_TAMPERED, f"{path} is named by the {by} but cannot be read: {why_unreadable(path, error)}"
-        ) from None
-    if not same:
-        raise PackageError(Code.OUTPUT_TAMPERED, f"{path} is not the file that the {by} names")
 
 
 def kind_of(path: Path) -> str | None:

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from glasshouse.errors import Code, FormatError, VerificationError
 from glasshouse.evidence.heads import COUNTERSIGNED_HEAD_TYPE
-from glasshouse.jobs.verify.conclusion import check_group
 from glasshouse.jobs.verify.line_file import LegDocuments, LineFile
+from glasshouse.jobs.verify.run_files import check_group
 from glasshouse.jobs.verify.verdict import Verdict, verify_bundle
 from glasshouse.wire.canonical import encode
 from glasshouse.wire.crypto import key_id
@@ -69,8 +69,13 @@ class _Standing:
     known: dict[int, Ticket]  # of all legs
 
 
-def walk_line(data: bytes, *, owner: bytes, now_us: int | None = None) -> tuple[bytes, tuple[WalkedLeg, ...]]:
+def walk_line(
+    data: bytes, *, owner: bytes, now_us: int | None = None, open_end: bool = False
+) -> tuple[bytes, tuple[WalkedLeg, ...]]:
     """Verify a line file; return the line's id and its legs.
+
+    Args:
+        open_end: whether of the last leg nothing need show that it is over: it is not `whole` then.
 
     Raises:
         FormatError: it is none.
@@ -85,7 +90,7 @@ def walk_line(data: bytes, *, owner: bytes, now_us: int | None = None) -> tuple[
     whole = [verdict for its in receipts for verdict in its]
     line = _check_one_line(whole)
     broker = whole[0].chain.delegation.broker_public
-    walker = _Walker(line, broker, owner, whole[0], len(file.legs))
+    walker = _Walker(line, broker, owner, whole[0], len(file.legs), open_end)
     walked = [
         walker.leg(number, leg, its) for number, (leg, its) in enumerate(zip(file.legs, receipts, strict=True), 1)
     ]
@@ -123,8 +128,8 @@ def _check_one_line(receipts: Sequence[Verdict]) -> bytes:
 class _Walker:
     """Holds each leg to the ones before it."""
 
-    def __init__(self, line: bytes, broker: bytes, owner: bytes, first: Verdict, count: int) -> None:
-        self._line, self._broker, self._owner, self._count = line, broker, owner, count
+    def __init__(self, line: bytes, broker: bytes, owner: bytes, first: Verdict, count: int, open_end: bool) -> None:
+        self._line, self._broker, self._owner, self._count, self._open_end = line, broker, owner, count, open_end
         token = first.chain.token
         self._deployment, self._manifest = token.deployment, token.manifest_sha256
         self._machines = first.machines
@@ -162,7 +167,7 @@ class _Walker:
                 check_group([one.chain for one in machines], whole=False)
         if envelope is None:
             missing = sorted(set(range(self._machines)) - set(keys))
-            if missing:
+            if missing and not (self._open_end and number == self._count):
                 named = "" if self._machines == 1 else f" of machine {', '.join(map(str, missing))}"
                 raise VerificationError(
                     Code.CHAIN_INCOMPLETE,

@@ -4,13 +4,62 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glasshouse.errors import ExitCode
+from glasshouse.errors import ExitCode, GlasshouseError
 from glasshouse.jobs.verify.line_chain import WalkedLeg, walk_line
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.states import Outcome
 
+NO_RECEIPT, NOT_ENDED, INVALID, NEVER_PLACED = "none", "not-ended", "invalid", "never-placed"
+"""What there is instead of a receipt that holds, beside `verified` and `incomplete`."""
 _WHY = {"lease": "nothing was heard of it for its lease", "lost": "its owner reported its machines gone"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LegRun:
+    """A run that its owner has of a leg, on one machine, and what its receipt is worth."""
+
+    leg: int
+    run_id: str
+    machine: int  # of its group, from 0
+    receipt: str  # `verified`, `incomplete`, or what there is instead
+    verdict: Verdict | None = None  # on the receipt, where it holds
+    refused: GlasshouseError | None = None  # why it does not
+    next: str = ""  # what to do about it
+
+    @property
+    def left(self) -> str:
+        """What it left, in words."""
+        name = f"run {self.run_id[:8]}" + (f", machine {self.machine}" if self.machine else "")
+        if self.refused is not None:
+            return f"{name}: its receipt does NOT HOLD: {self.refused.message} [{self.refused.code}]"
+        told = {
+            NO_RECEIPT: "it left no receipt, and its wiping is NOT SHOWN",
+            NOT_ENDED: "it has not ended, as far as is known here",
+            NEVER_PLACED: "no runtime was started for it, and no key was released",
+        }
+        text = told.get(self.receipt)
+        if text is None:
+            assert self.verdict is not None  # noqa: S101 - its receipt holds
+            lacks = "" if not self.verdict.lacks else f"its receipt lacks {self.verdict.lacks}; its own word: "
+            text = lacks + self.verdict.how
+        return f"{name}: {text}"
+
+    @property
+    def words(self) -> str:
+        """What it left, for people, and what to do about it."""
+        return self.left + (f"; {self.next}" if self.next else "")
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it for programs."""
+        return {
+            "code": None if self.refused is None else self.refused.code.value,
+            "leg": self.leg,
+            "machine": self.machine,
+            "receipt": self.receipt,
+            "run_id": self.run_id,
+            "says": self.words,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +68,7 @@ class LineVerdict:
 
     line: bytes  # its id
     legs: tuple[WalkedLeg, ...]
+    runs: tuple[LegRun, ...] = ()  # all that its owner has of it; none where its file alone was verified
 
     @property
     def last(self) -> WalkedLeg:
@@ -26,9 +76,20 @@ class LineVerdict:
         return self.legs[-1]
 
     @property
+    def beyond(self) -> tuple[LegRun, ...]:
+        """The runs that no leg here is the word on: of a leg after the last, or of one that another was released."""
+        walked = {one.chain.receipt.run_id for leg in self.legs for one in leg.machines}
+        walked |= {run_id for leg in self.legs if leg.abandoned is not None for run_id in leg.abandoned.run_ids}
+        walked |= {ticket.run_id for leg in self.legs for ticket in leg.tickets}
+        return tuple(run for run in self.runs if run.run_id not in walked)
+
+    @property
     def status(self) -> Status:
-        """What the weakest receipt is worth, and how the last leg ended."""
+        """What the weakest receipt is worth, and how the last leg ended; one that left nothing did not end well."""
         if not self.last.whole or any(one.status is Status.INCOMPLETE for leg in self.legs for one in leg.machines):
+            return Status.INCOMPLETE
+        # Without anything of its gate, it is not known whether a leg after the last was released.
+        if any(run.leg > self.last.number and run.receipt != NEVER_PLACED for run in self.runs):
             return Status.INCOMPLETE
         good = all(one.status is Status.GOOD for one in self.last.machines)
         return Status.GOOD if good else Status.NOT_COMPLETED
@@ -62,6 +123,8 @@ class LineVerdict:
             Status.INCOMPLETE: f"Incomplete: {whole}: nothing contradicts it, but a receipt lacks what would vouch "
             "for it, or the last leg left none.",
         }[self.status]
+        for run in self.beyond:
+            text += f" Leg {run.leg}, {run.left}."
         if self.not_wiped:
             named = ", ".join(map(str, self.not_wiped))
             text += f" That the machines of leg {named} wiped themselves is NOT SHOWN."
@@ -81,6 +144,7 @@ class LineVerdict:
             "legs": [_leg(leg) for leg in self.legs],
             "line": self.line.hex(),
             "not_wiped": list(self.not_wiped),
+            "runs": [run.to_json() for run in self.runs],
             "status": self.status.value,
             "verdict": self.sentence,
         }
@@ -88,13 +152,13 @@ class LineVerdict:
 
 def is_wiped(leg: WalkedLeg) -> bool:
     """Return whether receipts show that every machine of a leg ended by wiping itself."""
-    return leg.whole and all(one.outcome is not Outcome.RESIDUE for one in leg.machines)
+    return leg.whole and all(one.outcome is not Outcome.RESIDUE and not one.lacks for one in leg.machines)
 
 
 def leg_words(leg: WalkedLeg) -> str:
     """Return a leg for people: where, which steps, how it ended, and whether its wiping is shown."""
     stated = () if leg.abandoned is None else leg.abandoned.run_ids  # of all its machines
-    runs = stated or [one.chain.receipt.run_id for one in leg.machines]
+    runs = stated or [one.chain.receipt.run_id for one in leg.machines] or [ticket.run_id for ticket in leg.tickets[:1]]
     where = "run " + ", ".join(run[:8] for run in runs) if runs else "a run that its gate had forgotten"
     back = ", an older one by its owner's order" if leg.rewind else ""
     begun = "the beginning" if not leg.seq else f"checkpoint {leg.seq}{_at(leg.step)}{back}"
@@ -102,7 +166,9 @@ def leg_words(leg: WalkedLeg) -> str:
     why = "" if leg.abandoned is None else f"abandoned: {_WHY[leg.abandoned.why]}; "
     if leg.whole:
         ends = " and ".join(dict.fromkeys(one.outcome.value for one in leg.machines))
-        ended = f"{why}{ends}; " + ("wiped, by its receipt" if is_wiped(leg) else "something was FOUND after it")
+        lacks = ", ".join(dict.fromkeys(one.lacks for one in leg.machines if one.lacks))
+        not_shown = f"its wiping is NOT SHOWN: its receipt lacks {lacks}" if lacks else "something was FOUND after it"
+        ended = f"{why}{ends}; " + ("wiped, by its receipt" if is_wiped(leg) else not_shown)
     else:
         ended = f"{why}its wiping is NOT SHOWN"
     if leg.completed_too_soon:
@@ -128,7 +194,7 @@ def _leg(leg: WalkedLeg) -> dict[str, Json]:
     }
 
 
-def verify_line(data: bytes, *, owner: bytes, now_us: int | None = None) -> LineVerdict:
-    """Verify a line file; raises as `walk_line`."""
-    line, legs = walk_line(data, owner=owner, now_us=now_us)
+def verify_line(data: bytes, *, owner: bytes, now_us: int | None = None, open_end: bool = False) -> LineVerdict:
+    """Verify a line file; `open_end` and what it raises are as of `walk_line`."""
+    line, legs = walk_line(data, owner=owner, now_us=now_us, open_end=open_end)
     return LineVerdict(line=line, legs=legs)

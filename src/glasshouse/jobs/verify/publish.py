@@ -11,7 +11,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from glasshouse.attestation.claims import Claims
-from glasshouse.attestation.roots.root_table import REACHABLE
+from glasshouse.attestation.roots.levels import REACHABLE
 from glasshouse.errors import Code, ExitCode, FormatError, UsageError, VerificationError
 from glasshouse.evidence.artifact import (
     MAX_ARTIFACT_BYTES,

@@ -1,4 +1,4 @@
-"""Holds the files of a run's folder to its receipt: the event log and the countersigned heads."""
+"""Holds the files of a run's folder to its receipt: event log and countersigned heads; and receipts of one group."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from glasshouse.evidence.log import VerifiedLog, read_lines, verify_heads, verif
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.jobs.owner.home import is_there, open_regular
 from glasshouse.jobs.verify.receipt_chain import Chain
+from glasshouse.wire.group import Group
 from glasshouse.wire.states import Outcome
 
 LOG_NAME = "events.log"
@@ -154,3 +155,39 @@ def _check_unbroken(chain: Chain, heads: Sequence[CountersignedHead]) -> None:
         size, time_us = found.head.size, found.time_us
     if chain.countersigned_head and (not heads or heads[-1] != chain.countersigned_head):
         raise VerificationError(Code.LOG_INVALID, "the last of the heads is not the one that the receipt came with")
+
+
+def check_group(chains: Sequence[Chain], *, whole: bool = True) -> Group:
+    """Check that verified receipts are one group's: all of its machines, each once; return it as machine 0 has it.
+
+    The group stands in each launch token, which the broker signed, and the evidence and the receipt of a machine
+    are bound to its token.
+
+    Args:
+        whole: whether each of its machines must be there; without, any of them is returned.
+
+    Raises:
+        VerificationError: `group-mismatch`; `incomplete` when nothing contradicts it and a machine is missing.
+    """
+    groups = [chain.token.group for chain in chains]
+    found = [group for group in groups if group is not None]
+    if not found or len(found) != len(groups):
+        raise VerificationError(Code.GROUP_MISMATCH, "a receipt of a run that belongs to no group")
+    for what, values in (
+        ("group", {group.id for group in found}),
+        ("number of machines or ranks", {(group.machines, group.ranks) for group in found}),
+        ("deployment", {chain.token.deployment for chain in chains}),
+        ("package", {chain.token.manifest_sha256 for chain in chains}),
+        ("policy", {chain.token.policy_sha256 for chain in chains}),
+        ("broker", {chain.delegation.broker_public for chain in chains}),
+    ):
+        if len(values) != 1:
+            raise VerificationError(Code.GROUP_MISMATCH, f"receipts of more than one {what}")
+    here = [group.machine for group in found]
+    if len(set(here)) != len(here):
+        raise VerificationError(Code.GROUP_MISMATCH, "two receipts of one machine")
+    missing = sorted(set(range(found[0].machines)) - set(here))
+    if missing and whole:
+        named = ", ".join(map(str, missing))
+        raise VerificationError(Code.CHAIN_INCOMPLETE, f"no receipt of machine {named} of the group's {len(groups)}")
+    return min(found, key=lambda group: group.machine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from glasshouse.attestation.roots.root_table import LEVELS
+from glasshouse.attestation.roots.levels import LEVELS
 from glasshouse.errors import Code, ExitCode, VerificationError
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import VerifiedLog
@@ -99,6 +99,11 @@ class Verdict:
         return Status.GOOD if self.outcome is Outcome.COMPLETED else Status.NOT_COMPLETED
 
     @property
+    def lacks(self) -> str:
+        """What the bundle lacks of what would vouch for it, in words; empty where it is whole."""
+        return ", ".join(_PARTS[part] for part in self.chain.missing)
+
+    @property
     def outcome(self) -> Outcome:
         """How the run ended."""
         return self.chain.receipt.outcome
@@ -186,11 +191,11 @@ class Verdict:
             code = self.chain.receipt.code
             why = "" if code is None or code.value == self.outcome.value else f" ({code.value})"
             return f"Authentic ({level}): the run did not complete; {_ENDED[self.outcome]}{why}."
-        missing = ", ".join(_PARTS[part] for part in self.chain.missing)
-        return f"Incomplete ({level}): nothing contradicts it, but it lacks {missing}; its own word: {self._how}."
+        return f"Incomplete ({level}): nothing contradicts it, but it lacks {self.lacks}; its own word: {self.how}."
 
     @property
-    def _how(self) -> str:
+    def how(self) -> str:
+        """How the run ended, and why, by its receipt."""
         code = self.chain.receipt.code
         return self.outcome.value if code is None else f"{self.outcome.value} ({code.value})"
 
@@ -229,7 +234,7 @@ class Verdict:
             ("attestation result", ear),
             ("final head", f"{chain.head.size} events" + (", all of them seen here" if self.log else "")),
             ("head's countersignature", by_broker if chain.countersigned_head else None),
-            ("receipt", self._how),
+            ("receipt", self.how),
             (
                 "receipt's countersignature",
                 f"{by_broker}, {utc(chain.countersignature.time_us)}" if chain.countersignature else None,

@@ -12,23 +12,21 @@ from typing import Any, Protocol
 from glasshouse.errors import Code, ExitCode, FormatError, GlasshouseError, PackageError, UsageError, VerificationError
 from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES
 from glasshouse.jobs.define.package_records import KeyStore, public_part
-from glasshouse.jobs.gates.line_notes import known_legs
 from glasshouse.jobs.owner.home import Home, is_there, read_bounded
 from glasshouse.jobs.owner.installation import ARTIFACTS, load
 from glasshouse.jobs.owner.known_owners import OwnerTrust, trusted_owner
 from glasshouse.jobs.owner.owner_identity import Identity
-from glasshouse.jobs.owner.rundir import RunFolder
-from glasshouse.jobs.verify.conclusion import check_group, verify_run
+from glasshouse.jobs.owner.rundir import Phase, RunFolder
+from glasshouse.jobs.verify.conclusion import verify_sealed_in
 from glasshouse.jobs.verify.documents import (
     BUNDLE_NAME,
     AnyVerdict,
     kind_of,
     verify_file,
-    verify_sealed_in,
 )
-from glasshouse.jobs.verify.line_file import line_file
-from glasshouse.jobs.verify.line_verdict import LineVerdict, verify_line
+from glasshouse.jobs.verify.line_runs import LineRefusedError, leg_runs, verified_run, verify_line_of, what_next
 from glasshouse.jobs.verify.publish import ArtifactVerdict, compare
+from glasshouse.jobs.verify.run_files import check_group
 from glasshouse.jobs.verify.verdict import Status, Verdict
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.dsse import Envelope
@@ -142,7 +140,7 @@ def verify_group(run: RunFolder, first: Verdict, *, owner: bytes, now_us: int | 
             `receipt-invalid` for a receipt of another run.
         PackageError: as `verify_sealed_in`.
     """
-    machines = [first, *(_verified(one, owner, now_us) for one in run.machines()[1:])]
+    machines = [first, *(_machine(one, owner, now_us) for one in run.machines()[1:])]
     for machine, (one, folder) in enumerate(zip(machines, run.machines(), strict=True)):
         group = one.chain.token.group
         if one.chain.receipt.run_id != folder.run_id or group is None or group.machine != machine:
@@ -150,25 +148,10 @@ def verify_group(run: RunFolder, first: Verdict, *, owner: bytes, now_us: int | 
     return GroupVerdict(group=check_group([one.chain for one in machines]), machines=tuple(machines))
 
 
-def verify_line_of(home: Home, line: bytes, owner: bytes, now_us: int | None = None) -> LineVerdict:
-    """Verify a line by all that is known of it here, with the files of each of its runs.
-
-    Raises as `verify_line` and `verify_sealed_in`.
-    """
-    for leg in known_legs(home, line.hex()):
-        for folder in leg.folder.machines():
-            if is_there(folder.receipt):
-                _verified(folder, owner, now_us)
-    found = line_file(home, line.hex())
-    if found is None:
-        raise VerificationError(Code.CHAIN_INCOMPLETE, "nothing of the line is known here")
-    return verify_line(found.encode(), owner=owner, now_us=now_us)
-
-
-def _verified(folder: RunFolder, owner: bytes, now_us: int | None) -> Verdict:
+def _machine(folder: RunFolder, owner: bytes, now_us: int | None) -> Verdict:
     if not is_there(folder.receipt):
         raise VerificationError(Code.CHAIN_INCOMPLETE, f"a machine of the group left no receipt in {folder.path}")
-    return verify_sealed_in(verify_run(folder, owner=owner, now_us=now_us), folder.out, expected=True)
+    return verified_run(folder, owner, now_us)
 
 
 def verify_named(
@@ -222,7 +205,11 @@ def verify_named(
         if isinstance(verdict, Verdict):
             verdict = verify_sealed_in(verdict, path.parent, expected=whole)
     except (FormatError, PackageError, VerificationError) as error:
-        raise _refused(error, path, kind_of(path)) from None
+        refused = _refused(error, path, kind_of(path))
+        if run is not None and (of_line := run.load().line) is not None:
+            runs = leg_runs(home, bytes.fromhex(of_line), trust.owner.signing, now_us)
+            raise LineRefusedError(refused, runs) from None
+        raise refused from None
     if isinstance(verdict, Verdict) and run is not None and (line := verdict.chain.token.line) is not None:
         return Verified(path=run.path, trust=trust, verdict=verify_line_of(home, line.id, trust.owner.signing, now_us))
     # The token names how many there are: that their folders are not there does not make this the whole run.
@@ -307,7 +294,10 @@ def _path(what: str, home: Home) -> tuple[Path, RunFolder | None, bool]:
         return path, None, False
     run = RunFolder.find(home, what)
     if not is_there(run.receipt):
-        raise UsageError(Code.FILE_MISSING, f"run {what} has no receipt (yet)", hint="see: glasshouse status")
+        record = run.load()
+        ended = record.phase is Phase.ENDED
+        why = "left no receipt: nothing shows that it wiped itself" if ended else "has no receipt yet"
+        raise UsageError(Code.FILE_MISSING, f"run {what} {why}", hint=what_next(home, run, record))
     return run.receipt, run, True
 
 

@@ -6,7 +6,6 @@ Law: what `PartWriter` sent is what `PartReader` finds, file by file and byte fo
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ class PartWriter:
     """
 
     def __init__(self, send: Callable[[memoryview], object]) -> None:
-        self._send, self._digest = send, hashlib.sha256()
+        self._send = send
         self._files: list[tuple[int, str]] = []  # bytes and path
         self._bytes = 0
 
@@ -61,8 +60,8 @@ class PartWriter:
         size, path = self._files[-1]
         self._files[-1] = (size + self._put(data), path)
 
-    def finish(self) -> tuple[int, bytes]:
-        """Send index, zeros and what finds the index; return length and SHA-256 of the whole.
+    def finish(self) -> int:
+        """Send index, zeros and what finds the index; return the length of the whole.
 
         Raises:
             PackageError: `package-path` or `package-limit`: a path twice, or an index that is too long.
@@ -74,12 +73,12 @@ class PartWriter:
         self._put(index)
         self._pad(padded(self._bytes + _TRAILER_BYTES) - _TRAILER_BYTES)
         self._put(at.to_bytes(8, "big") + len(index).to_bytes(8, "big"))
-        return self._bytes, self._digest.digest()
+        return self._bytes
 
-    def abandon(self) -> tuple[int, bytes]:
-        """Send zeros up to a padded size, for a part that is never counted; return length and SHA-256 of the whole."""
+    def abandon(self) -> int:
+        """Send zeros up to a padded size, for a part that is never counted; return the length of the whole."""
         self._pad(padded(self._bytes))
-        return self._bytes, self._digest.digest()
+        return self._bytes
 
     def _pad(self, size: int) -> None:
         while self._bytes < size:
@@ -87,7 +86,6 @@ class PartWriter:
 
     def _put(self, data: bytes | bytearray | memoryview) -> int:
         view = memoryview(data).cast("B")
-        self._digest.update(view)
         self._send(view)
         self._bytes += len(view)
         return len(view)

@@ -23,7 +23,6 @@ class SealedPart:
 
     row: PartRow  # as the checkpoint's header names it
     plain_bytes: int
-    plain_sha256: bytes  # goes to no disk
 
 
 class PartSealer(ChunkSealer):
@@ -88,5 +87,4 @@ class PartSealer(ChunkSealer):
         return SealedPart(
             row=PartRow(bytes=self._sealed_bytes, head_sha256=self._head_sha256, sha256=self._sealed_digest.digest()),
             plain_bytes=self._bytes,
-            plain_sha256=self._digest.digest(),
         )

@@ -9,13 +9,13 @@ Nothing is opened here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from glasshouse.attestation.claims import Claims
 from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.errors import Code, PeerError, RefusedError
 from glasshouse.handshake.launch import LaunchFile
-from glasshouse.handshake.messages import Challenge
+from glasshouse.handshake.messages import Challenge, TpmKeys
 from glasshouse.handshake.runtime_side import (
     CheckedRelease,
     challenge_request,
@@ -23,6 +23,7 @@ from glasshouse.handshake.runtime_side import (
     evidence_message,
     read_challenge,
     release_request,
+    with_blobs,
 )
 from glasshouse.package.manifest import Manifest
 from glasshouse.runtime.gate.broker_client import BrokerClient, PendingError
@@ -53,8 +54,9 @@ def attest(
     launch: LaunchFile,
     manifest: Manifest,
     evidence_key: SigningKey,
-    attester: Callable[[Challenge, int], tuple[Claims, tuple[Blob, ...]]],
-    sent: Callable[[bytes], None],
+    attester: Callable[[Challenge, int], tuple[Claims, Mapping[str, bytes]]],
+    tpm: TpmKeys | None = None,
+    sent: Callable[[bytes, tuple[bytes, ...]], None],
 ) -> tuple[bytes, CheckedRelease, float]:
     """Obtain a release; return the evidence that was accepted, the release for it, and from when its lease runs.
 
@@ -64,10 +66,12 @@ def attest(
     Args:
         loop: goes on meanwhile: a debugger, a signal or the worker's end is noticed.
         evidence_key: signs the evidence, with the launch key.
-        attester: makes the claims for a challenge at a time, and collects what hardware attests of them.
-        sent: called with each evidence message before it leaves for the first time.
+        attester: makes the claims for a challenge at a time, and collects what hardware attests of them, by kind.
+        tpm: the keys that the gate is to activate.
+        sent: called with each evidence envelope and the blobs behind it, before they leave for the first time.
 
     Raises:
+        PlatformError: `hardware-unavailable`: nothing could be collected.
         RefusedError: the gate refused, or the challenge was used up each time until the deadline.
         PeerError: `broker-unreachable` at the deadline; `broker-protocol`, `broker-untrusted` or
             `release-invalid` when its answer fails its checks, or when it never comes to an end of waiting.
@@ -79,15 +83,17 @@ def attest(
             if exchange is None:
                 # Again the same request while none is answered, and below the same evidence: it is the same challenge
                 # then, and a launch may have few that are open.
-                asking = asking or challenge_request(launch)
+                asking = asking or challenge_request(launch, tpm)
                 challenge = read_challenge(gate.post("/v1/challenge", asking), launch, now_us=now_us())
                 asking = b""
-                made = attester(challenge, now_us())
-                exchange = challenge, evidence_message(*made, evidence_key=evidence_key, launch_key=launch.key())
-                sent(exchange[1])
+                claims, blobs = attester(challenge, now_us())
+                listed = [Blob.of(kind, blob) for kind, blob in blobs.items()]
+                evidence = evidence_message(claims, listed, evidence_key=evidence_key, launch_key=launch.key())
+                exchange = challenge, evidence, tuple(blobs.values())
+                sent(*exchange[1:])
                 since_s = loop.now_s()
-            challenge, evidence = exchange
-            answer, pending_s = _answer(loop, gate, launch, challenge, evidence, evidence_key)
+            challenge, evidence, hardware = exchange
+            answer, pending_s = _answer(loop, gate, launch, challenge, evidence, evidence_key, hardware)
             release = check_release(
                 answer,
                 launch,
@@ -110,7 +116,13 @@ def attest(
 
 
 def _answer(
-    loop: Loop, gate: BrokerClient, launch: LaunchFile, challenge: Challenge, evidence: bytes, evidence_key: SigningKey
+    loop: Loop,
+    gate: BrokerClient,
+    launch: LaunchFile,
+    challenge: Challenge,
+    evidence: bytes,
+    evidence_key: SigningKey,
+    hardware: tuple[bytes, ...] = (),
 ) -> tuple[bytes, float]:
     """Send the evidence and return the broker's answer; a machine of a group may have to wait for the others.
 
@@ -118,7 +130,7 @@ def _answer(
     """
     asked_s = loop.now_s()
     try:
-        return gate.post("/v1/evidence", evidence), 0.0
+        return gate.post("/v1/evidence", with_blobs(evidence, hardware)), 0.0
     except PendingError:
         group = launch.claims().group
         if group is None or group.machines == 1:

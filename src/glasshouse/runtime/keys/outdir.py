@@ -26,7 +26,7 @@ from glasshouse.errors import Code, RunError, UsageError
 from glasshouse.runtime.watchdog.session_record import NAME as SESSION_NAME
 from glasshouse.runtime.watchdog.session_record import SessionRecord
 
-_RESERVE_BYTES = 512 * 1024
+_RESERVE_BYTES = 1152 * 1024  # hardware evidence in the bundle has half of it
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 

@@ -25,7 +25,6 @@ class PartEnds(Record, constants={"type": "part-end"}):
     """The part is whole."""
 
     size: Annotated[int, Member("bytes"), integer(1, MAX_BYTES)]
-    sha256: Sha256  # as the worker computed it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,13 +13,12 @@ from contextlib import closing
 from pathlib import Path
 
 from glasshouse.attestation.claims import SecretMemoryKind
-from glasshouse.attestation.roots.root_table import REACHABLE
+from glasshouse.runtime import gpus
 from glasshouse.runtime import kernel as linux
 from glasshouse.runtime.confine import core_dumps, landlock, loopback, memory_limits, mounts, seccomp
-from glasshouse.runtime.gate import gpus
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.keys.secret_memory import SecretMemory
-from glasshouse.runtime.run.findings import Finding, Standing, equipment
+from glasshouse.runtime.run.findings import Finding, Standing, assurance, equipment, roots
 from glasshouse.runtime.worker import named_directory, shown_paths
 from glasshouse.wire.policy import Profile
 
@@ -35,12 +34,6 @@ _NAMESPACES = (
 # What the worker's filter takes where any of them is missing.
 _HALF_ISOLATED = (
     "scripts have no /dev/shm (DataLoader workers, pools), no Unix socket with a name, no session and no --machines"
-)
-_EXPOSED = (
-    ("memory", "the host reads the run's memory, keys and plaintext among it, and leaves no trace"),
-    ("measurements", "the host can run a changed runtime that reports the right measurement: only software measures"),
-    ("gpu", "what is on the GPU and on its bus is in the clear for the host"),
-    ("traffic", "sizes, times and the hardening report; not names, keys or content"),
 )
 
 
@@ -65,14 +58,14 @@ def examine(
         _processes(kernel),
         _shown_files(kernel, all_in_sight=workspace.value == _NAMED),
     ]
-    level = REACHABLE[-1].value
+    hardware = roots(devices)
     return [
         *offered,
         _profile(offered),
+        *hardware,
         *equipment(kernel, devices=devices, library=library, place=place),
         _memory_order(kernel),
-        Finding("assurance", Standing.NOTE, level, "the most that this version can attest on any machine"),
-        *(Finding(f"host-sees-{name}", Standing.NOTE, level, text) for name, text in _EXPOSED),
+        *assurance(hardware),
     ]
 
 

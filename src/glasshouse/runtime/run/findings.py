@@ -8,12 +8,28 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from glasshouse.attestation.roots.root_table import LEVELS
-from glasshouse.runtime.gate import gpus
+from glasshouse.attestation.roots.kinds import KINDS, Kind
+from glasshouse.attestation.roots.levels import LEVELS, REACHABLE
+from glasshouse.errors import PlatformError
+from glasshouse.runtime import gpus
 from glasshouse.runtime.kernel import Kernel
+from glasshouse.runtime.roots.collectors import collector_of
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.policy import Assurance
 
+_ROOT = "root-"
 _LEAST_FREE_BYTES = 2_000_000_000
+# Up to which level.
+_EXPOSED = (
+    ("memory", Assurance.TPM, "the host reads the run's memory, keys and plaintext among it, and leaves no trace"),
+    (
+        "measurements",
+        Assurance.SOFTWARE,
+        "the host can run a changed runtime that reports the right measurement: only software measures",
+    ),
+    ("gpu", Assurance.CPU_TEE, "what is on the GPU and on its bus is in the clear for the host"),
+    ("traffic", Assurance.GPU_TEE, "sizes, times and the hardening report; not names, keys or content"),
+)
 
 
 class Standing(StrEnum):
@@ -41,22 +57,58 @@ class Finding:
 
 def equipment(kernel: Kernel, *, devices: Path, library: str, place: Path) -> list[Finding]:
     """Look at what there is to train with; the arguments are those of `doctor.examine`."""
-    return [*_hardware(devices), _driver(devices, library), _torch(), _memory(kernel), _disk(place)]
+    return [_gpus(devices), _driver(devices, library), _torch(), _memory(kernel), _disk(place)]
 
 
-def _hardware(devices: Path) -> list[Finding]:
-    findings = []
-    for level, root in ((level, root) for level, row in LEVELS.items() for root in row.roots):
-        present = [str(node) for pattern in root.devices for node in sorted(devices.glob(pattern))]
-        if present:
-            consequence = f"could stand behind {level} once this version supports it; it does not yet"
-            if root.kind == "nvidia-cc" and (state := gpus.confidential_state()):
-                present = [state]
-                consequence = consequence if state == "on" else "the GPU's memory is open to the host"
-            findings.append(Finding(f"root-{root.kind}", Standing.NOTE, present[0], consequence))
+def roots(devices: Path) -> list[Finding]:
+    """Look at the roots of trust whose devices are in sight: `good` is what gives evidence to this user."""
+    return [_root(row, node) for row in KINDS.values() if (node := _node(row, devices)) is not None]
+
+
+def assurance(found: list[Finding]) -> list[Finding]:
+    """Return the highest level that the roots among findings complete, and what a host sees at it all the same."""
+    offered = {one.feature.removeprefix(_ROOT) for one in found if one.standing is Standing.GOOD}
+    level = [
+        name
+        for name in REACHABLE
+        if LEVELS[name].beside <= offered and (not LEVELS[name].one_of or LEVELS[name].one_of & offered)
+    ][-1]
+    return [
+        Finding("assurance", Standing.NOTE, level.value, "the most that a run here can have attested"),
+        *(
+            Finding(f"host-sees-{name}", Standing.NOTE, level.value, text)
+            for name, most, text in _EXPOSED
+            if most.at_least(level)
+        ),
+    ]
+
+
+def _node(row: Kind, devices: Path) -> Path | None:
+    """Return the first of what shows that a machine has a root; None where there is none of it."""
+    for pattern in row.offered_by:
+        path = devices / pattern.removeprefix("/dev/") if pattern.startswith("/dev/") else Path(pattern)
+        for found in sorted(path.parent.glob(path.name)):
+            return found
+    return None
+
+
+def _root(row: Kind, node: Path) -> Finding:
+    try:
+        lacks = collector_of(row.kind).look()
+    except PlatformError as error:
+        lacks = error.message
+    if lacks:
+        return Finding(f"{_ROOT}{row.kind}", Standing.NOTE, str(node), f"gives no evidence here: {lacks}")
+    level = next(level for level, wants in LEVELS.items() if row.kind in wants.one_of | wants.beside)
+    named = f" whose chain is {' or '.join(row.chains)}" if row.chains else ""
+    consequence = f"can stand behind {level}, with a hardware policy{named}"
+    return Finding(f"{_ROOT}{row.kind}", Standing.GOOD, str(node), consequence)
+
+
+def _gpus(devices: Path) -> Finding:
     count = len(list(devices.glob("nvidia[0-9]*")))
     consequence = "training can use them" if count else "training uses the CPU"
-    return [*findings, Finding("gpus", Standing.NOTE, str(count), consequence)]
+    return Finding("gpus", Standing.NOTE, str(count), consequence)
 
 
 def _driver(devices: Path, library: str) -> Finding:

@@ -12,10 +12,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import BinaryIO
 
-from glasshouse.attestation.claims import Claims, HardeningReport, anti_debug, composite
+from glasshouse.attestation.claims import Claims, HardeningReport, anti_debug
 from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.attestation.measurements.measurement import measure_environment, measure_runtime
-from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.custodian.exchange import Request
 from glasshouse.custodian.residue_patterns import ResiduePatterns
 from glasshouse.errors import Code, PeerError, RunError, UsageError
@@ -24,14 +23,14 @@ from glasshouse.evidence.log import EventLog
 from glasshouse.handshake.launch import MAX_LAUNCH_BYTES, LaunchFile
 from glasshouse.handshake.messages import Challenge
 from glasshouse.package.manifest import Manifest
-from glasshouse.runtime.gate import gpus
+from glasshouse.runtime import gpus
 from glasshouse.runtime.gate.attest import attest, now_us
 from glasshouse.runtime.gate.broker_client import BrokerClient
 from glasshouse.runtime.gate.head_keeper import HeadKeeper
 from glasshouse.runtime.keys.sealed_log import SealedLog
 from glasshouse.runtime.keys.sealing import Outputs, Sealing
 from glasshouse.runtime.keys.shared_files import look_before
-from glasshouse.runtime.roots import software
+from glasshouse.runtime.roots.collectors import Collecting
 from glasshouse.runtime.run import checks, probes
 from glasshouse.runtime.run.demands import demand_launch, demand_profile, demand_ranks, demand_workspace
 from glasshouse.runtime.run.run_state import Run, RunIdentity, have
@@ -39,7 +38,6 @@ from glasshouse.runtime.run.start_processes import seal_agent
 from glasshouse.runtime.watchdog.session_record import SessionRecord
 from glasshouse.runtime.worker.worker_session import Stage, WorkerSession
 from glasshouse.wire.crypto import SigningKey, sha256
-from glasshouse.wire.policy import Assurance
 from glasshouse.wire.states import State
 
 LAUNCH_PATIENCE_S = 120.0
@@ -109,6 +107,9 @@ def _harden(run: Run, identity: RunIdentity, manifest: Manifest, measurement: Me
     streams = worker.stdout, worker.stderr
     run.sealed_log = SealedLog(streams, run.loop, out=run.out, sealing=_sealing(identity, manifest), sealed=run.segment)
     run.gpus = gpus.in_sight()
+    # Its devices are opened while this process may still do all that it was started with.
+    run.collecting = Collecting(identity.launch.hardware)
+    run.collecting.prepare()
     session.reach(Stage.CONFIRMED, within_s=SANDBOX_PATIENCE_S)
     demand_workspace(worker, run.processes.least_bytes, disk=manifest.floor.disk)
     if identity.token.group is not None:
@@ -171,10 +172,10 @@ def _observe(run: Run, identity: RunIdentity) -> HardeningReport:
 
 def _attest(run: Run, identity: RunIdentity, manifest: Manifest, hpke_public: bytes) -> None:
     """Obtain the release, and from then on publish the log's heads to the broker."""
-    launch, key = identity.launch, identity.evidence_key
+    launch, key, collecting = identity.launch, identity.evidence_key, have(run.collecting)
     run.gate = BrokerClient(launch.broker_url, run.loop)
 
-    def attester(challenge: Challenge, time_us: int) -> tuple[Claims, tuple[Blob, ...]]:
+    def attester(challenge: Challenge, time_us: int) -> tuple[Claims, dict[str, bytes]]:
         claims = Claims(
             nonce=challenge.nonce,
             issued_us=time_us,
@@ -190,12 +191,15 @@ def _attest(run: Run, identity: RunIdentity, manifest: Manifest, hpke_public: by
             hardening=have(run.report),
             state=identity.log.state,
             gpus=run.gpus,
-            assurance=Assurance.SOFTWARE,
+            assurance=launch.assurance,
             hpke_public=hpke_public,
             evidence_public=key.public,
             token=launch.token,
         )
-        return claims, software.collect(composite=composite(claims), nonce=challenge.nonce)
+        return claims, collecting.collect(claims, challenge.credential)
+
+    def sent(evidence: bytes, hardware: tuple[bytes, ...]) -> None:
+        run.evidence, run.hardware = evidence, hardware
 
     with run.times.step("attest"):
         run.evidence, run.release, since_s = attest(
@@ -205,8 +209,10 @@ def _attest(run: Run, identity: RunIdentity, manifest: Manifest, hpke_public: by
             manifest=manifest,
             evidence_key=key,
             attester=attester,
-            sent=partial(setattr, run, "evidence"),
+            tpm=collecting.keys,
+            sent=sent,
         )
+    collecting.close()
     _record_digests(run, evidence=sha256(run.evidence), ear=sha256(run.release.ear_text.encode()))
     run.enter(State.ATTESTED)
     ear = run.release.ear

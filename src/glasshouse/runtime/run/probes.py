@@ -14,8 +14,8 @@ from functools import partial
 from glasshouse.attestation.claims import CheckResult, WorkspaceKind
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.receipt import Probe
+from glasshouse.runtime import gpus
 from glasshouse.runtime.confine import memory_limits, mounts
-from glasshouse.runtime.gate import gpus
 from glasshouse.runtime.kernel import REAL, Kernel
 from glasshouse.runtime.keys import shared_files
 from glasshouse.runtime.keys.memory_search import Finder, search_self

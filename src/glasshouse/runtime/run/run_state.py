@@ -26,6 +26,7 @@ from glasshouse.runtime.keys.outdir import OutDir
 from glasshouse.runtime.keys.sealed_log import SealedLog
 from glasshouse.runtime.keys.shared_files import Before
 from glasshouse.runtime.loop import Loop
+from glasshouse.runtime.roots.collectors import Collecting
 from glasshouse.runtime.run.start_processes import AgentOptions, Processes
 from glasshouse.runtime.watchdog.session_record import Process
 from glasshouse.runtime.worker.worker_messages import OutputBegins
@@ -161,7 +162,9 @@ class Run:
     measurement: Measured | None = None
     environment_sha256: bytes | None = None
     gpus: tuple[Gpu, ...] = ()
-    evidence: bytes | None = None
+    collecting: Collecting | None = None
+    evidence: bytes | None = None  # the envelope
+    hardware: tuple[bytes, ...] = ()  # the blobs that it names
     release: CheckedRelease | None = None
     outputs: list[Output] = field(default_factory=list)
     segments: int = 0

@@ -17,7 +17,7 @@ from typing import TypeVar
 from glasshouse.attestation.claims import CheckResult, WorkspaceKind
 from glasshouse.custodian.residue_patterns import ResiduePatterns
 from glasshouse.errors import Code, GlasshouseError, PeerError
-from glasshouse.evidence.bundle import Bundle, CountersignedReceipt, ReceiptAnswer, ReceiptSubmission
+from glasshouse.evidence.bundle import Bundle, CountersignedReceipt, HardwareParts, ReceiptAnswer, ReceiptSubmission
 from glasshouse.evidence.events import EventType, ProbeResult
 from glasshouse.evidence.heads import MAX_HEAD_BYTES
 from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES, Leg, Loss, Probe, Receipt
@@ -113,6 +113,8 @@ def _end_worker(run: Run) -> None:
         steps.do(run.leg.close)
     if run.processes.relay is not None:
         steps.do(run.processes.relay.stop)
+    if run.collecting is not None:
+        steps.do(run.collecting.close)
     if run.sealed_log is not None:
         steps.do(run.sealed_log.finish)
         run.sealed_log.wipe()
@@ -209,6 +211,8 @@ def write_receipt(run: Run, ending: Ending, answers: Sequence[Probe]) -> None:
         head=head,
         receipt=Envelope.parse(signed, max_bytes=MAX_RECEIPT_BYTES),
         countersignature=None if answer is None else answer[0].envelope,
+        # Policy and collateral are put in where its owner's are.
+        hardware=HardwareParts(blobs=run.hardware) if run.hardware else None,
     )
     run.out.receipt(bundle.encode())
 

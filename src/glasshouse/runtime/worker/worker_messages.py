@@ -67,6 +67,8 @@ _FAILURES = frozenset(
         Code.ASSET_DIGEST,
         Code.PACKAGE_TAMPERED,
         Code.PACKAGE_TRUNCATED,
+        Code.CHECKPOINT_REFUSED,
+        Code.CHECKPOINT_TAMPERED,
         Code.DISK_FULL,
         Code.UNSUPPORTED,
         Code.OUTPUT_REFUSED,

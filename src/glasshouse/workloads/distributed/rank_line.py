@@ -78,9 +78,9 @@ class _PipeSink(PartSink):
         except BrokenPipeError:
             raise _without_others() from None
 
-    def end(self, size: int, sha256: bytes, *, whole: bool) -> None:
+    def end(self, size: int, *, whole: bool) -> None:
         os.close(self._write)
-        answer = self._channel.ask(partial(PartEnds, size=size, sha256=sha256, whole=whole))
+        answer = self._channel.ask(partial(PartEnds, size=size, whole=whole))
         if whole and answer.get("taken") is not True:
             raise _without_others()
 

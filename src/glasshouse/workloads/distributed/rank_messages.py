@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 from glasshouse.errors import Code
-from glasshouse.wire.record import LEFT_OUT, Decimal, Member, Record, Sha256, choice, integer, items, table, text
+from glasshouse.wire.record import LEFT_OUT, Decimal, Member, Record, choice, integer, items, table, text
 from glasshouse.workloads.process.failures import MOST_WORDS
 
 DOOR_NAME_CHARS = 32
@@ -80,7 +80,6 @@ class PartEnds(Record, name="part-end", constants={"type": "part-end"}):
 
     number: Number
     size: Annotated[int, Member("bytes")]
-    sha256: Sha256
     whole: bool  # whether it is to be counted
 
 

@@ -12,10 +12,15 @@ from collections.abc import Iterator, Sized
 from pathlib import Path
 from typing import Any
 
-from glasshouse.errors import Code, GlasshouseError, PackageError
+from glasshouse.errors import Code, GlasshouseError, RunError
 from glasshouse.task.checkpoints import Checkpoints, Restored
 
 _FACTS = "glasshouse-trainer.json"
+_NOT_RESUMED = 'write trainer.train(resume_from_checkpoint=os.environ.get("GLASSHOUSE_RESUME"))'
+_OTHERWISE = (
+    "have the script set what differs as it was, on whichever machine it runs, and resume the run; what is to train "
+    "otherwise is another one: glasshouse run"
+)
 _SAME = ("gradient_accumulation_steps", "per_device_train_batch_size", "world_size")
 
 
@@ -31,7 +36,7 @@ class TrainerSaves:
         """Look at a Trainer that begins, or goes on.
 
         Raises:
-            PackageError: `checkpoint-tampered`: it does not go on from the run's checkpoint as it was.
+            RunError: `script-failed`: it does not go on from the run's checkpoint as it was.
         """
         data = getattr(loader, "dataset", None)
         self._examples = len(data) if isinstance(data, Sized) else None
@@ -42,16 +47,14 @@ class TrainerSaves:
             saved = json.loads((resume / _FACTS).read_bytes())
         except (OSError, ValueError):
             return  # a folder that the script saved by itself
-        differs = [
-            f"{name} was {value!r} and is {now!r}"
-            for name, value in saved.items()
-            if (now := self._facts(args, state)[name]) != value
-        ]
+        now = self._facts(args, state)
+        differs = [name for name, value in saved.items() if now[name] != value]
         if differs:
-            raise PackageError(
-                Code.CHECKPOINT_TAMPERED,
-                f"Trainer does not go on from {resume.name} as it was: {'; '.join(differs)}",
-                hint='write trainer.train(resume_from_checkpoint=os.environ.get("GLASSHOUSE_RESUME"))',
+            what = "; ".join(f"{name} was {saved[name]!r} and is {now[name]!r}" for name in differs)
+            raise RunError(
+                Code.SCRIPT_FAILED,
+                f"Trainer does not go on from {resume.name} as it was: {what}",
+                hint=_NOT_RESUMED if "step" in differs else _OTHERWISE,
             )
 
     def saved(self, args: Any, state: Any) -> None:

@@ -1,0 +1,124 @@
+"""Appraise a confidential VM of Azure: the processor's report names the vTPM's key, and that key quotes the image.
+
+Source: spec/hardware-evidence.md, section 7.4, in the order of its checks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey, RSAPublicNumbers
+
+from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.roots.appraised import Appraised
+from glasshouse.attestation.roots.azure.azure_blob import AzureBlob
+from glasshouse.attestation.roots.azure.azure_policy import AzurePolicy
+from glasshouse.attestation.roots.binding import Bound
+from glasshouse.attestation.roots.collateral import Pack
+from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
+from glasshouse.attestation.roots.sev_snp.amd_keys import PINNED, Product
+from glasshouse.attestation.roots.sev_snp.sev_snp_evidence import appraise_report
+from glasshouse.attestation.roots.tpm.tpm_quote import appraise_quote
+from glasshouse.attestation.roots.tpm.tpm_registers import QUOTED_PCRS
+from glasshouse.attestation.roots.tpm.tpm_structures import refused
+from glasshouse.errors import Code, FormatError
+from glasshouse.wire.canonical import Json, b64decode
+from glasshouse.wire.crypto import sha256
+
+_KEY = "HCLAkPub"
+
+
+def appraise(blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy: HardwarePolicy) -> Appraised:
+    """Appraise the blob of kind `azure`; see `root_table.Appraise`."""
+    if policy.azure is None:
+        raise CheckFailedError("12", Code.CHAIN_MISSING, "the policy names no azure")
+    with refused(Code.HARDWARE_MALFORMED, "the evidence of Azure"):
+        evidence = AzureBlob.parse(blob)
+    return appraise_machine(
+        evidence, extra_data=bound.composite, now_us=now_us, collateral=collateral, policy=policy.azure
+    )
+
+
+def appraise_machine(
+    evidence: AzureBlob,
+    *,
+    extra_data: bytes,
+    now_us: int,
+    collateral: Pack,
+    policy: AzurePolicy,
+    roots: Sequence[Product] = PINNED,
+    registers: Sequence[int] = QUOTED_PCRS,
+) -> Appraised:
+    """Appraise what the blob holds.
+
+    Args:
+        extra_data: what the quote has to carry.
+        registers: that it has to select.
+
+    Raises:
+        CheckFailedError: of the checks of 7.4 from the second on.
+    """
+    machine = appraise_report(
+        evidence.report,
+        evidence.certificate,
+        report_data=sha256(evidence.runtime) + bytes(32),
+        unbound=Code.AZURE_KEY,
+        now_us=now_us,
+        collateral=collateral,
+        policy=policy.sev_snp,
+        roots=roots,
+    )
+    with refused(Code.AZURE_KEY, "the runtime data"):
+        runtime = _read_runtime(evidence.runtime)
+        key = _attestation_key(runtime)
+    appraise_quote(
+        evidence.quote,
+        evidence.signature,
+        key=key,
+        values=evidence.pcrs,
+        log=b"",
+        accepted=policy.pcrs,
+        extra_data=extra_data,
+        registers=registers,
+    )
+    configured = runtime.get("vm-configuration")
+    facts: dict[str, Json] = {
+        name: value
+        for name, value in (configured.items() if isinstance(configured, dict) else ())
+        if isinstance(value, bool)
+    }
+    paravisor = "Microsoft's, whose guest_svn and measurement these are"
+    claims = {**machine.claims, "paravisor": paravisor, "vm": facts}
+    return Appraised(vector=machine.vector, not_after_us=machine.not_after_us, claims=claims)
+
+
+def _read_runtime(data: bytes) -> Mapping[str, Any]:
+    """Return the runtime data; raises `FormatError`."""
+    try:
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=_once)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise FormatError(Code.SCHEMA, "no JSON object of which each member is there once")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError
+    return found
+
+
+def _attestation_key(runtime: Mapping[str, Any]) -> RSAPublicKey:
+    keys = runtime.get("keys")
+    named = [key for key in keys if isinstance(key, dict) and key.get("kid") == _KEY] if isinstance(keys, list) else []
+    if len(named) != 1 or named[0].get("kty") != "RSA" or named[0].get("e") != "AQAB":
+        raise FormatError(Code.SCHEMA, f"not exactly one RSA key {_KEY} of the exponent 65537")
+    text = named[0].get("n")
+    modulus = b64decode(text) if isinstance(text, str) else b""
+    if len(modulus) != 256 or modulus[0] < 0x80:
+        raise FormatError(Code.SCHEMA, f"a key {_KEY} of another size than 2048 bits")
+    return RSAPublicNumbers(65537, int.from_bytes(modulus, "big")).public_key()

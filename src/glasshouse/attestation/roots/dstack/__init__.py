@@ -1,0 +1,1 @@
+"""dstack on TDX: a quote, and the events that the measured launcher wrote before it handed over."""

@@ -1,0 +1,48 @@
+"""The table of kinds of hardware evidence, and the sizes of theirs; `levels` has what each of them is good for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NVIDIA = "nvidia"
+MAX_BLOB_BYTES = 256 * 1024
+MAX_BLOBS_BYTES = 416 * 1024  # of one piece of evidence
+MAX_BLOBS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """A root of trust and the format of its evidence: a row of the table, and two modules of its name."""
+
+    # As evidence and policies name it; its folder in `attestation.roots` and its module in `runtime.roots` have `_`
+    # for `-`.
+    kind: str
+    title: str  # for people
+    offered_by: tuple[str, ...]  # paths, of which a machine that has it shows one; globs
+    chains: tuple[str, ...] = ()  # from what it measures to the runtime, of which a policy names one
+    needs: str = ""  # what the verifier needs beside the package itself: a module
+
+
+KINDS = {
+    row.kind: row
+    for row in (
+        Kind(kind="azure", title="Azure confidential VM", offered_by=("/dev/tpmrm0",), chains=("image",)),
+        Kind(
+            kind="dstack",
+            title="dstack on TDX",
+            offered_by=("/var/run/dstack.sock", "/var/run/dstack/dstack.sock"),
+            chains=("workload",),
+            needs="dcap_qvl",
+        ),
+        Kind(
+            kind="gcp",
+            title="GCP Confidential Space",
+            offered_by=("/run/container_launcher/teeserver.sock",),
+            chains=("workload",),
+        ),
+        Kind(kind=NVIDIA, title="NVIDIA confidential computing", offered_by=("/dev/nvidia[0-9]*",), needs="lxml"),
+        Kind(kind="sev-snp", title="AMD SEV-SNP", offered_by=("/dev/sev-guest",), chains=("image", "launch")),
+        Kind(kind="tdx", title="Intel TDX", offered_by=("/dev/tdx_guest",), chains=("image",), needs="dcap_qvl"),
+        Kind(kind="tpm", title="TPM 2.0", offered_by=("/dev/tpmrm0",), chains=("image",)),
+    )
+}

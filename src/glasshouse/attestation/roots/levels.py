@@ -1,0 +1,79 @@
+"""The table of assurance levels: the kinds of hardware evidence that complete them.
+
+Lists and texts elsewhere follow from it. Nothing here appraises: `root_table` does, at the gate and where receipts are
+verified. Source: spec/hardware-evidence.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from glasshouse.attestation.roots.kinds import NVIDIA
+from glasshouse.wire.policy import Assurance
+
+_PROCESSORS = frozenset({"azure", "dstack", "sev-snp", "tdx"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """A level of assurance, as a rule of completeness."""
+
+    assurance: Assurance  # its name
+    one_of: frozenset[str] = frozenset()  # exactly one of these kinds
+    beside: frozenset[str] = frozenset()  # and all of these
+    stands: str  # what stands behind the evidence, and what a host can still do
+    proves: str  # what a verified receipt shows to whom
+
+    def complete(self, kinds: Collection[str]) -> bool:
+        """Return whether these kinds are exactly what the level wants, each once."""
+        found = set(kinds)
+        return (
+            len(found) == len(kinds)
+            and len(found & self.one_of) == bool(self.one_of)
+            and (found - self.one_of == self.beside)
+        )
+
+
+LEVELS = {
+    level.assurance: level
+    for level in (
+        Level(
+            assurance=Assurance.SOFTWARE,
+            stands="measurements signed in the runtime; a host with root could read the run's memory and forge them",
+            proves="To its owner it shows what the runtime said, unchanged since the broker countersigned it; to "
+            "others it is the owner's word: at this level an owner can sign a run that never happened.",
+        ),
+        Level(
+            assurance=Assurance.TPM,
+            one_of=frozenset({"gcp", "tpm"}),
+            stands="a TPM quote over boot chain and runtime; a host with root could read the run's memory",
+            proves="It shows that a machine whose TPM the policy trusts booted what the policy lists and ran this; "
+            "the host could have read the run's memory. That the key lies in that TPM is the gate's word.",
+        ),
+        Level(
+            assurance=Assurance.CPU_TEE,
+            one_of=_PROCESSORS,
+            stands="a CPU report binds the runtime; what crosses to the GPU is visible to the host",
+            proves="It shows to everyone who trusts the CPU's maker that this ran in a confidential machine that the "
+            "policy lists; what crossed to a GPU was visible to the host.",
+        ),
+        Level(
+            assurance=Assurance.GPU_TEE,
+            one_of=_PROCESSORS,
+            beside=frozenset({NVIDIA}),
+            stands="CPU and GPU reports bind the runtime; physical attacks remain",
+            proves="It shows to everyone who trusts the makers of CPU and GPU that this ran in a confidential machine "
+            "with confidential GPUs. That these GPUs are in this machine is the word of measured code.",
+        ),
+    )
+}
+
+
+def level_of(kinds: Collection[str]) -> Assurance | None:
+    """Return the level that exactly these kinds complete, None where there is none."""
+    return next((level.assurance for level in LEVELS.values() if level.complete(kinds)), None)
+
+
+REACHABLE = (Assurance.SOFTWARE,)
+"""The levels that a run can reach with this version, weakest first."""

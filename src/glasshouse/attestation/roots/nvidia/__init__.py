@@ -1,0 +1,1 @@
+"""NVIDIA's GPUs, and the switches between them."""

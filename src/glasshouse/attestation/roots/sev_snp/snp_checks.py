@@ -1,0 +1,131 @@
+"""Is a report of SEV-SNP acceptable: its chip, its guest policy, its firmware, and what was launched.
+
+Source: spec/hardware-evidence.md, section 7.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.roots.sev_snp.sev_snp_policy import GUEST_BITS, SevSnpPolicy, version_of
+from glasshouse.attestation.roots.sev_snp.snp_report import SnpReport
+from glasshouse.attestation.roots.sev_snp.vek_certificate import VekCertificate
+from glasshouse.errors import Code
+
+_SMT, _MIGRATION, _DEBUG, _CXL = 1 << 16, 1 << 18, 1 << 19, 1 << 21
+_ALIAS_CHECKED = 1 << 5
+_TCB = {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7}
+_LATER_TCB = {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7}
+
+
+def refused(code: Code, message: str, expected: object = "", actual: object = "") -> CheckFailedError:
+    """Return the refusal of a check of a report's."""
+    return CheckFailedError("12", code, message, expected=_shown(expected), actual=_shown(actual))
+
+
+def check_chip(report: SnpReport, vek: VekCertificate, product: str, policy: SevSnpPolicy) -> None:
+    """The product is one and the policy's (`snp-product`), the chip that of the certificate (`snp-chip`)."""
+    if _product_of(report.family, report.model) != product or vek.product.split("-")[0] != product:
+        raise refused(
+            Code.SNP_PRODUCT,
+            "a processor of another product than the key that signed for it",
+            product,
+            f"family {report.family:#x}, model {report.model:#x}, {vek.product}",
+        )
+    if product not in policy.tcb:
+        raise refused(Code.SNP_PRODUCT, "a product that the policy does not list", policy.tcb, product)
+    is_masked = not any(report.chip)
+    if not vek.is_vlek and (is_masked or report.chip != vek.chip.ljust(64, b"\0")):
+        raise refused(
+            Code.SNP_CHIP,
+            "a report whose chip the host masks" if is_masked else "a report of another chip than its key's",
+            vek.chip.hex(),
+            report.chip.hex(),
+        )
+    if policy.chips and report.chip not in policy.chips:
+        raise refused(Code.SNP_CHIP, "a chip that the policy does not list", policy.chips, report.chip)
+
+
+def check_guest(report: SnpReport, policy: SevSnpPolicy) -> None:
+    """What the guest was launched to allow (`hardware-debug`, `snp-policy`), and who asked (`snp-vmpl`)."""
+    bits = report.guest_policy
+    if bits & _DEBUG:
+        raise refused(Code.HARDWARE_DEBUG, "a guest whose memory its host may read to debug it")
+    denied = {_MIGRATION: "a migration agent", _CXL: "memory behind CXL"}
+    if not policy.smt:
+        denied[_SMT] = "other threads on its cores"
+    for bit, what in denied.items():
+        if bits & bit:
+            raise refused(Code.SNP_POLICY, f"a guest that was launched to allow {what}")
+    for name in policy.requires:
+        if not bits >> GUEST_BITS[name] & 1:
+            raise refused(Code.SNP_POLICY, f"a guest that was not launched to demand {name}")
+    abi = (bits >> 8 & 0xFF, bits & 0xFF)
+    if abi < version_of(policy.least_abi):
+        raise refused(Code.SNP_POLICY, "a guest that was launched to need less", policy.least_abi, "{}.{}".format(*abi))
+    if report.vmpl != policy.vmpl:
+        raise refused(Code.SNP_VMPL, "a report that another privilege level asked for", policy.vmpl, report.vmpl)
+
+
+def check_firmware(report: SnpReport, vek: VekCertificate, product: str, policy: SevSnpPolicy) -> Mapping[str, int]:
+    """Firmware and microcode are those of the certificate, and nowhere below the floor; return the security versions.
+
+    Raises:
+        CheckFailedError: `snp-report`, `hardware-certificate` or `hardware-tcb`.
+    """
+    layout = _LATER_TCB if product == "Turin" else _TCB
+    floor = policy.tcb[product]
+    versions = {
+        "reported": report.reported_tcb,  # by which the key was made
+        "committed": report.committed_tcb,  # behind which the host cannot go back
+        "current": report.current_tcb,
+        "launch": report.launch_tcb,  # what measured the guest
+    }
+    for name, raw in versions.items():
+        if any(raw[at] for at in range(8) if at not in layout.values()):
+            raise refused(Code.SNP_REPORT, f"reserved bytes of the {name} TCB that are not zero", "", raw)
+        if name == "reported" and vek.tcb != {part: raw[at] for part, at in layout.items()}:
+            raise refused(Code.HARDWARE_CERTIFICATE, "a certificate of other firmware than the report's", vek.tcb, raw)
+        for part, at in layout.items():
+            least: int = getattr(floor, part)
+            if raw[at] < least:
+                raise refused(Code.HARDWARE_TCB, f"{part} of the {name} TCB is below the policy's", least, raw[at])
+    if report.committed < version_of(policy.least_firmware):
+        raise refused(Code.HARDWARE_TCB, "firmware below the policy's", policy.least_firmware, report.committed)
+    if report.guest_svn < policy.least_guest_svn:
+        raise refused(Code.HARDWARE_TCB, "a guest below the policy's", policy.least_guest_svn, report.guest_svn)
+    if not report.platform & _ALIAS_CHECKED:
+        raise refused(Code.HARDWARE_TCB, "a machine whose memory was not searched for aliases (AMD-SB-3015)")
+    if policy.mitigations & ~report.mitigations:
+        raise refused(Code.HARDWARE_TCB, "mitigations that did not hold", policy.mitigations, report.mitigations)
+    return vek.tcb
+
+
+def check_references(report: SnpReport, policy: SevSnpPolicy) -> None:
+    """What was launched is what the policy lists; raises `CheckFailedError`, `reference-value-unknown`."""
+    for name, accepted, actual in (
+        ("MEASUREMENT", policy.measurements, report.measurement),
+        ("HOST_DATA", policy.host_data, report.host_data),
+        ("ID_KEY_DIGEST", policy.id_keys, report.id_key),
+        ("AUTHOR_KEY_DIGEST", policy.author_keys, report.author_key if report.has_author_key else b""),
+    ):
+        if accepted and actual not in accepted:
+            raise refused(Code.REFERENCE_VALUE, f"a {name} that the policy does not list", accepted, actual)
+
+
+def _product_of(family: int, model: int) -> str:
+    """Return the product of a processor, empty for another; of pages of CPUID that AMD gave to each."""
+    if family == 0x19:
+        return "Milan" if model < 0x10 else "Genoa" if 0x10 <= model < 0x20 or 0xA0 <= model < 0xB0 else ""
+    return "Turin" if family == 0x1A and model < 0x12 else ""
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, tuple) and value and all(isinstance(one, int) for one in value):
+        return ".".join(map(str, value))
+    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+        return ", ".join(map(_shown, value))
+    return str(value)

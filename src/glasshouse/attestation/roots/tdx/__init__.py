@@ -1,0 +1,1 @@
+"""Intel TDX: a strict frame around the quote, its signatures and certificates, and what the report says."""

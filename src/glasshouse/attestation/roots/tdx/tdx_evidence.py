@@ -1,0 +1,171 @@
+"""Appraises the evidence of kind `tdx`: a quote, its report, and the state of its platform.
+
+Laws: the library that compares versions is given nothing that is unsigned; RTMR3, which a runtime may extend, decides
+nothing here. Source: spec/hardware-evidence.md, section 7.3.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+import dcap_qvl
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.roots.appraised import CHAINED_VECTOR, Appraised
+from glasshouse.attestation.roots.binding import Bound
+from glasshouse.attestation.roots.collateral import Pack
+from glasshouse.attestation.roots.hardware_policy import HardwarePolicy, MaxAges
+from glasshouse.attestation.roots.tdx.tdx_policy import TdxTerms
+from glasshouse.attestation.roots.tdx.tdx_quote import TdReport, TdxQuote
+from glasshouse.attestation.roots.tdx.tdx_signatures import Judge, refused
+from glasshouse.errors import Code
+from glasshouse.wire.record import Record, octets
+
+INTEL_ROOT_SHA256 = bytes.fromhex("44a0196b2b99f889b8e149e95b807a350e7424964399e885a7cbb8ccfab674d3")
+"""Of `Intel SGX Root CA`, DER; spec/hardware-evidence.md, section 5: roots are pinned here and nowhere else."""
+
+MAX_QUOTE_BYTES = 16 * 1024
+_SEPT_VE_DISABLE = 1 << 28
+_ALLOWED = _SEPT_VE_DISABLE | 1 << 30 | 1 << 31 | 1 << 63  # protection keys, key locker, performance counters
+_SHOWN = 512  # characters of a value in a refusal
+_XFAM_SET, _XFAM_DEFINED = 0x3, 0x6DBE7  # x87 and SSE; all that Intel defined
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TdxBlob(Record, name="tdx", max_bytes=24 * 1024):
+    """The blob."""
+
+    quote: Annotated[bytes, octets(max_length=MAX_QUOTE_BYTES)]
+
+
+def appraise(blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy: HardwarePolicy) -> Appraised:
+    """Appraise a blob; raises `CheckFailedError`, in the order of the specification's table."""
+    return appraise_blob(
+        blob, bound.report_data, now_us=now_us, collateral=collateral, policy=policy, root_sha256=INTEL_ROOT_SHA256
+    )
+
+
+def appraise_blob(
+    blob: bytes, report_data: bytes, *, now_us: int, collateral: Pack, policy: HardwarePolicy, root_sha256: bytes
+) -> Appraised:
+    """Appraise a blob that has to be bound to this report data and lead to this root; raises `CheckFailedError`."""
+    terms = policy.tdx
+    assert terms is not None  # noqa: S101 - the caller's rule: the policy names the kind
+    with refused(Code.HARDWARE_MALFORMED, "the blob tdx"):
+        quote = TdxBlob.parse(blob).quote
+    judge = Judge(collateral, root_sha256=root_sha256, now_us=now_us)
+    report, found = appraise_quote(quote, judge, terms=terms, ages=policy.collateral, config_ids=terms.config_ids)
+    check_binding(report, report_data)
+    return found
+
+
+def appraise_quote(
+    raw: bytes, judge: Judge, *, terms: TdxTerms, ages: MaxAges, config_ids: tuple[bytes, ...]
+) -> tuple[TdReport, Appraised]:
+    """Appraise all of a quote but what it is bound to; raises `CheckFailedError`."""
+    with refused(Code.HARDWARE_MALFORMED, "the quote"):
+        quote = TdxQuote.parse(raw)
+    judge.check_quote(quote, crl_age_s=ages.crl)
+    with refused(Code.HARDWARE_CERTIFICATE, "the processor's certificate"):
+        fmspc = dcap_qvl.parse_pck_extension_from_pem(quote.pem).fmspc.hex().upper()
+    check_listed("fmspc", fmspc, terms.fmspcs)
+    tcb = judge.signed_list(f"intel/tcb/{fmspc}", "tcbInfo", age_s=ages.tcb, fmspc=fmspc, id="TDX")
+    enclave = judge.signed_list("intel/qe-identity", "enclaveIdentity", age_s=ages.tcb, id="TD_QE")
+    if min(tcb.evaluation, enclave.evaluation) < terms.tcb_evaluation:
+        raise CheckFailedError(
+            "12",
+            Code.COLLATERAL_EXPIRED,
+            "Intel's lists in the collateral pack are of an older evaluation: `glasshouse collateral fetch`",
+            expected=f"at least {terms.tcb_evaluation}",
+            actual=f"{min(tcb.evaluation, enclave.evaluation)}",
+        )
+    _check_report(quote, terms, config_ids)
+    lists = dcap_qvl.QuoteCollateralV3(
+        pck_crl_issuer_chain=enclave.pem,  # not looked at: the issuers are in the quote
+        root_ca_crl=judge.pack.named("intel/root-crl"),
+        pck_crl=judge.pack.named(judge.pck_list),
+        tcb_info_issuer_chain=tcb.pem,
+        tcb_info=tcb.text,
+        tcb_info_signature=tcb.signature,
+        qe_identity_issuer_chain=enclave.pem,
+        qe_identity=enclave.text,
+        qe_identity_signature=enclave.signature,
+    )
+    root = quote.chain[2].public_bytes(Encoding.DER)
+    with refused(Code.HARDWARE_TCB, "the platform"):
+        verified = dcap_qvl.verify_with_root_ca(raw, lists, root, judge.now_us // 10**6)
+        for what, found, excepted in (
+            ("status", [verified.status], {"UpToDate", *terms.statuses}),
+            ("advisories", verified.advisory_ids, set(terms.advisories)),
+        ):
+            if not excepted.issuperset(found):
+                raise ValueError(f"{what} {', '.join(found)}, which the policy does not except")
+    _check_image(quote.report, terms)
+    is_current = verified.status == "UpToDate" and not verified.advisory_ids
+    return quote.report, Appraised(
+        vector={**CHAINED_VECTOR, "hardware": 2 if is_current else 32, "instance-identity": 2, "runtime-opaque": 2},
+        not_after_us=judge.until_us,
+        claims={
+            "advisories": sorted(verified.advisory_ids),
+            "fmspc": fmspc,
+            "tcb_evaluation": min(tcb.evaluation, enclave.evaluation),
+            "tcb_status": verified.status,
+        },
+    )
+
+
+def check_binding(report: TdReport, report_data: bytes) -> None:
+    """The quote is of this run; raises `CheckFailedError`, `hardware-binding`."""
+    if not hmac.compare_digest(report.report_data, report_data):
+        raise CheckFailedError(
+            "12",
+            Code.HARDWARE_BINDING,
+            "a quote about another run, challenge or key, or without the GPUs' evidence",
+            expected=report_data.hex(),
+            actual=report.report_data.hex(),
+        )
+
+
+def check_listed(what: str, found: str, listed: Iterable[str]) -> None:
+    """A value is one of the policy's; raises `CheckFailedError`, `reference-value-unknown`."""
+    if found not in set(listed):
+        raise CheckFailedError(
+            "12",
+            Code.REFERENCE_VALUE,
+            f"{what} of this machine has a value that the policy does not list",
+            expected=", ".join(sorted(listed))[:_SHOWN],
+            actual=found[:_SHOWN],
+        )
+
+
+def _check_report(quote: TdxQuote, terms: TdxTerms, config_ids: Iterable[bytes]) -> None:
+    report = quote.report
+    attributes, xfam = (int.from_bytes(bits, "little") for bits in (report.attributes, report.xfam))
+    if attributes & 0xFF:
+        raise CheckFailedError(
+            "12", Code.HARDWARE_DEBUG, "this machine's host may debug it", expected="0", actual=f"{attributes & 0xFF}"
+        )
+    zero = (bytes(48).hex(),)
+    if attributes & _SEPT_VE_DISABLE == 0 or attributes & ~_ALLOWED:
+        check_listed("attributes", report.attributes.hex(), (_SEPT_VE_DISABLE.to_bytes(8, "little").hex(),))
+    if terms.xfam or xfam & _XFAM_SET != _XFAM_SET or xfam & ~_XFAM_DEFINED:
+        check_listed("xfam", report.xfam.hex(), map(bytes.hex, terms.xfam))
+    check_listed("mrsignerseam", report.mrsignerseam.hex(), zero)
+    check_listed("seam attributes", report.seam_attributes.hex(), (bytes(8).hex(),))
+    check_listed("mrservicetd", quote.service_td.hex(), zero)
+    check_listed("mrconfigid", report.mrconfigid.hex(), map(bytes.hex, config_ids))
+    check_listed("mrowner", report.mrowner.hex(), (terms.owner.hex(),))
+    check_listed("mrownerconfig", report.mrownerconfig.hex(), (terms.owner_config.hex(),))
+
+
+def _check_image(report: TdReport, terms: TdxTerms) -> None:
+    """One image has all registers: those of two would be a system that its owner never saw."""
+    images = terms.images
+    for name in ("mrtd", "rtmr1", "rtmr2"):
+        check_listed(name, getattr(report, name).hex(), (getattr(image, name).hex() for image in images))
+        images = tuple(image for image in images if getattr(image, name) == getattr(report, name))
+    check_listed("rtmr0", report.rtmr0.hex(), (value.hex() for image in images for value in image.rtmr0))

@@ -1,0 +1,1 @@
+"""What vendors publish to check hardware evidence by: fetched by its owner, shown, and checked before it is needed."""

@@ -1,0 +1,94 @@
+"""Whether what was fetched is of its makers: by the appraisers' own checks and pinned roots, as far as they are here.
+
+Law: this makes a bad pack known early, and no more; a gate checks each item again when it uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.roots.collateral import Item, Pack
+from glasshouse.attestation.roots.sev_snp.amd_keys import PINNED
+from glasshouse.attestation.roots.sev_snp.amd_list import check_revocation
+from glasshouse.errors import Code, FormatError
+from glasshouse.jobs.collateral.vendor_services import OCSP, RIM, Certified
+from glasshouse.wire.crypto import sha256
+
+_AGE_S = 400 * 24 * 3600  # whether an item is too old for a policy is another question
+_PCK_LIST = "intel/pck-crl/"
+_LISTS = {"intel/qe-identity": "enclaveIdentity", "intel/tcb/": "tcbInfo"}
+
+
+class Makers:
+    """Checks items one by one; what does not hold is in `wrong`.
+
+    Args:
+        found: items by name.
+        certified: the certificates that OCSP responses are about.
+    """
+
+    def __init__(self, found: Mapping[str, bytes], certified: Certified, *, now_us: int) -> None:
+        self._found, self._certified, self._now_us = found, certified, now_us
+        self._pack = Pack(items=tuple(Item(name=name, data=found[name]) for name in sorted(found)))
+        self.wrong: dict[str, CheckFailedError] = {}  # by name
+        self.unchecked: set[str] = set()  # names, where what checks them is not installed
+        for name in sorted(found):
+            try:
+                self._check(name)
+            except CheckFailedError as error:
+                self.wrong[name] = error
+            except (FormatError, ValueError, TypeError, InvalidSignature) as error:
+                message = f"{name} is not signed by its maker: {error or type(error).__name__}"
+                self.wrong[name] = CheckFailedError("12", Code.COLLATERAL_INVALID, message)
+            except ModuleNotFoundError:  # of the extra `hardware`
+                self.unchecked.add(name)
+
+    def _check(self, name: str) -> None:
+        for product in PINNED:
+            if name == f"amd/crl/{product.name}":
+                check_revocation(self._pack, product, serials=(), now_us=self._now_us)
+        if name.startswith("intel/") and f"{name}/chain" in self._found:
+            self._check_intel(name)
+        if name.startswith(RIM):
+            self._check_manifest(name)
+        if name in self._certified and name.startswith(OCSP):
+            self._check_response(name)
+
+    def _check_intel(self, name: str) -> None:
+        from glasshouse.attestation.roots.tdx.tdx_evidence import INTEL_ROOT_SHA256
+        from glasshouse.attestation.roots.tdx.tdx_signatures import Judge
+
+        chain = x509.load_pem_x509_certificates(self._found[f"{name}/chain"])
+        if sha256(chain[-1].public_bytes(Encoding.DER)) != INTEL_ROOT_SHA256:
+            raise ValueError("it does not lead to Intel's root")
+        judge = Judge(self._pack, root_sha256=INTEL_ROOT_SHA256, now_us=self._now_us)
+        judge.use_root(chain[-1])
+        for begin, member in _LISTS.items():
+            if name.startswith(begin):
+                judge.signed_list(name, member, age_s=_AGE_S)
+        if name.startswith(_PCK_LIST):
+            for child, issuer in pairwise(chain):
+                child.verify_directly_issued_by(issuer)
+            revoked = x509.load_der_x509_crl(self._found[name])
+            if revoked.issuer != chain[0].subject or not revoked.is_signature_valid(chain[0].public_key()):  # type: ignore[arg-type]
+                raise ValueError("its issuer did not sign it")
+
+    def _check_manifest(self, name: str) -> None:
+        from glasshouse.attestation.roots.nvidia.nvidia_roots import PINNED as NVIDIA
+        from glasshouse.attestation.roots.nvidia.reference_manifest import manifest_of
+
+        if not manifest_of(self._found[name], NVIDIA.manifests).validity.has(self._now_us):
+            why = f"{name}: its signer's certificate is not of this time; no gate takes it"
+            raise CheckFailedError("12", Code.COLLATERAL_EXPIRED, why)
+
+    def _check_response(self, name: str) -> None:
+        from glasshouse.attestation.roots.nvidia.nvidia_certificates import check_not_revoked
+
+        about, issuer = (one.public_bytes(Encoding.DER) for one in self._certified[name])
+        check_not_revoked([about], issuer, (0,), pack=self._pack, now_us=self._now_us, max_age_s=_AGE_S)

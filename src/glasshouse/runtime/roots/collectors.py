@@ -1,0 +1,121 @@
+"""What collects the hardware evidence of a run: a class for each kind, imported by name when a launch wants it.
+
+Laws: a collector answers for one kind, holds what it opened until `close`, and fails in our own words, for a runtime
+prints no others. Source: spec/hardware-evidence.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Protocol
+
+from glasshouse.attestation.claims import Claims, composite
+from glasshouse.attestation.roots.binding import Bound
+from glasshouse.attestation.roots.kinds import KINDS, NVIDIA
+from glasshouse.errors import Code, PlatformError
+from glasshouse.handshake.messages import TpmKeys
+from glasshouse.wire.crypto import sha256
+
+CLASSES: Mapping[str, str] = {
+    "azure": "AzureCollector",
+    "dstack": "DstackCollector",
+    "gcp": "GcpCollector",
+    NVIDIA: "NvidiaCollector",
+    "sev-snp": "SevSnpCollector",
+    "tdx": "TdxCollector",
+    "tpm": "TpmCollector",
+}
+"""The class of each kind; its module is the kind's name, with `_` for `-`."""
+
+
+class Collector(Protocol):
+    """The collecting half of a root of trust; its constructor does nothing but note paths, which have defaults."""
+
+    kind: str
+
+    def look(self) -> str:
+        """Return an empty string where this machine offers the kind, else one sentence: what is missing.
+
+        Nothing on the machine is changed, and nothing stays open.
+        """
+
+    def prepare(self) -> TpmKeys | None:
+        """Open what is needed, while this process may still do all that it was started with; before the challenge.
+
+        Returns:
+            the keys of a TPM whose activation is wanted; None for the other kinds.
+
+        Raises:
+            PlatformError: `unavailable`.
+        """
+
+    def collect(self, *, bound: Bound, credential: bytes | None) -> bytes:
+        """Return the blob, bound to this run; may be called again with another challenge's.
+
+        Args:
+            credential: the challenge's, for the TPM to open; None where there was none.
+
+        Raises:
+            PlatformError: `unavailable`.
+        """
+
+    def close(self) -> None:
+        """Give back what was opened and made; may be called twice, and without `prepare`."""
+
+
+def unavailable(sentence: str) -> PlatformError:
+    """Return the refusal of a collector: one sentence of fixed words and numbers, which the runtime prints."""
+    return PlatformError(Code.HARDWARE_UNAVAILABLE, sentence, hint=sentence)
+
+
+def collector_of(kind: str) -> Collector:
+    """Return the collector of a kind; raises `PlatformError` where this version has none."""
+    name = f"{__package__}.{kind.replace('-', '_')}"
+    try:
+        made: Collector = getattr(importlib.import_module(name), CLASSES[kind])()
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise unavailable(f"this version collects no evidence of the kind {kind} ({KINDS[kind].title})") from None
+    return made
+
+
+class Collecting:
+    """The collectors of a run's kinds, in the order in which they bind: the GPUs' evidence is in the processor's.
+
+    Attributes:
+        keys: of a TPM that is to be activated, once prepared; they go with the challenge request.
+    """
+
+    def __init__(self, kinds: tuple[str, ...]) -> None:
+        self._collectors = [collector_of(kind) for kind in sorted(kinds, key=lambda kind: (kind != NVIDIA, kind))]
+        self.keys: TpmKeys | None = None
+
+    def prepare(self) -> None:
+        """Look and open; raises `PlatformError`."""
+        for collector in self._collectors:
+            if missing := collector.look():
+                raise unavailable(missing)
+            self.keys = collector.prepare() or self.keys
+
+    def collect(self, claims: Claims, credential: bytes | None) -> dict[str, bytes]:
+        """Return the blob of each kind, sorted by it, bound to these claims; raises `PlatformError`."""
+        found: dict[str, bytes] = {}
+        for collector in self._collectors:
+            bound = Bound(
+                composite=composite(claims),
+                gpus_sha256=sha256(found[NVIDIA]) if NVIDIA in found else b"",
+                gpus=claims.gpus,
+                ak=None if self.keys is None else self.keys.ak,
+            )
+            found[collector.kind] = collector.collect(bound=bound, credential=credential)
+        return dict(sorted(found.items()))
+
+    def close(self) -> None:
+        """Close every collector, whatever becomes of each."""
+        for collector in self._collectors:
+            try:
+                collector.close()
+            except Exception:  # noqa: S112 - what could not be given back ends with this process
+                continue
