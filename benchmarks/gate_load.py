@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 from glasshouse.attestation.claims import MAX_DETAILS, MAX_GPUS, Claims, Gpu
 from glasshouse.attestation.evidence import EVIDENCE_TYPE, Evidence
 from glasshouse.attestation.roots.appraised import Blob
-from glasshouse.attestation.roots.kinds import MAX_BLOB_BYTES, MAX_BLOBS
+from glasshouse.attestation.roots.kinds import MAX_BLOBS, MAX_BLOBS_BYTES
 from glasshouse.broker.decide.decisions import ApiAnswer
+from glasshouse.broker.http.bounded import MAX_HEADER_BYTES, MAX_HEADER_LINES
 from glasshouse.broker.http.endpoints import OwnerCall, add_route, bare_app
-from glasshouse.broker.http.listeners import MAX_HEADER_BYTES, MAX_HEADER_LINES, Server, bind_tcp
+from glasshouse.broker.http.listeners import Server, bind_tcp
 from glasshouse.evidence.bundle import MAX_SUBMISSION_BYTES, ReceiptSubmission
 from glasshouse.evidence.receipt import (
     MAX_OUTPUTS,
@@ -245,7 +246,7 @@ def hostile_evidence(claims: Claims, launch_key_id: str) -> list[Message]:
     names = sorted((key_id(claims.evidence_public), launch_key_id))
 
     def made() -> bytes:
-        hardware = (Blob(kind="sev-snp", size=MAX_BLOB_BYTES, sha256=bytes(32)),) * MAX_BLOBS
+        hardware = (Blob(kind="sev-snp", size=MAX_BLOBS_BYTES // MAX_BLOBS, sha256=bytes(32)),) * MAX_BLOBS
         payload = Evidence(claims=large, composite=bytes(32), hardware=hardware).encode()
         signatures = tuple((name, bytes(64)) for name in names)
         return dsse.Envelope(payload_type=EVIDENCE_TYPE, payload=payload, signatures=signatures).encode()

@@ -150,7 +150,7 @@ def b64payload(message: bytes) -> bytes:
 
 
 def request(given: dict[str, Any]) -> dict[str, Any]:
-    token = check_challenge_request(
+    token, _ = check_challenge_request(
         octets(given["message"]), broker_public=b64decode(given["broker_public"]), now_us=given["now_us"]
     )
     return {"jti": token.jti}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from glasshouse.attestation.ear import Ear
+from glasshouse.attestation.ear import Ear, Submodule
 from glasshouse.attestation.evidence import EvidenceEnvelope
-from glasshouse.attestation.roots.appraised import SOFTWARE_VECTOR, EarStatus
+from glasshouse.attestation.roots.appraised import SOFTWARE_VECTOR
 from glasshouse.handshake.broker_side import EAR_GRACE_S
 from glasshouse.wire.policy import Assurance, Profile
 from simulators.key_release_world import (
@@ -58,8 +58,7 @@ def sample(world: World) -> Ear:
         evidence_sha256=EvidenceEnvelope.open(world.message()).read().sha256,
         assurance=Assurance.SOFTWARE,
         profile=Profile.STANDARD,
-        status=EarStatus.WARNING,
-        vector=SOFTWARE_VECTOR,
+        submodules=Submodule.all_of({"runtime": SOFTWARE_VECTOR}, world.policy.sha256),
         lease_s=world.policy.lease_s,
         max_duration_s=world.policy.max_duration_s,
         build="vectors",

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from glasshouse.attestation.ear import Ear
+from glasshouse.attestation.ear import RUNTIME, Ear, Submodule
 from glasshouse.attestation.evidence import EvidenceEnvelope
+from glasshouse.attestation.roots.appraised import SOFTWARE_VECTOR
 from glasshouse.errors import FormatError
 from glasshouse.handshake.messages import ReleaseMessage, release_info
 from glasshouse.wire.canonical import b64encode, encode
@@ -73,6 +74,8 @@ def release_cases(previous: Mapping[str, Any]) -> Iterator[Case]:
         ("expired", {"issued_s": 1, "expires_s": 2}),
         ("below-floor", {"profile": Profile.OFF}),
     ):
+        if "policy_sha256" in changes:  # which each submodule names
+            changes["submodules"] = Submodule.all_of({RUNTIME: SOFTWARE_VECTOR}, changes["policy_sha256"])
         changed = with_ear(replace(ear, **changes))
         yield refused(f"ear-{name}", f"A genuine result, of another {name}.", changed)
     other = {"manifest_sha256": digest("other").hex()}

@@ -7,15 +7,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from glasshouse.attestation.ear import Ear, Submodule
+from glasshouse.attestation.roots.appraised import CHAINED_VECTOR
 from glasshouse.handshake.launch import issue_token
 from glasshouse.wire import jwt
 from glasshouse.wire.canonical import b64encode, encode
 from glasshouse.wire.crypto import SigningKey
+from glasshouse.wire.policy import Assurance
 from key_release_cases.common import Case, case, sample, sample_ear
 from simulators.key_release_world import (
     NOW_US,
     SECOND_US,
     World,
+    digest,
     signing_key,
 )
 
@@ -100,6 +104,35 @@ def boastful_ears(world: World) -> Iterator[tuple[str, str, dict[str, Any]]]:
     other = {**claims["submods"]["runtime"], "ear_appraisal_policy_ids": ["urn:example:policy"]}
     yield "policy-id", "Another policy than applied.", {**claims, "submods": {"runtime": other}}
     yield "two-submods", "A second attester.", {**claims, "submods": {**claims["submods"], "gpu": other}}
+    tpm = {**claims["submods"]["runtime"], "ear_trustworthiness_vector": {"hardware": 32}}
+    yield "kind-at-software", "A TPM beside software.", {**claims, "submods": {**claims["submods"], "tpm": tpm}}
+
+
+def hardware_ears(world: World) -> Iterator[tuple[str, str, Ear, dict[str, Any], str | None]]:
+    """Yield (name, description, result, changed claims, code): results of hardware, and those that say more."""
+    genuine = {"hardware": 2, "instance-identity": 2}
+
+    def of(level: Assurance, **kinds: Mapping[str, int]) -> Ear:
+        vectors = {"runtime": CHAINED_VECTOR} | {kind.replace("_", "-"): vector for kind, vector in kinds.items()}
+        submodules = Submodule.all_of(vectors, world.policy.sha256)
+        return replace(sample(world), assurance=level, submodules=submodules, collateral_sha256=digest("pack"))
+
+    tpm = replace(of(Assurance.TPM, tpm=genuine), collateral_sha256=None, tpm_activated=True)
+    gpus = of(Assurance.GPU_TEE, nvidia=genuine, sev_snp=genuine)
+    worst = of(Assurance.GPU_TEE, nvidia={"hardware": 32}, sev_snp=genuine)
+    yield "tpm", "A TPM that opened its credential.", tpm, {}, None
+    yield "gpu-tee", "A processor and GPUs.", gpus, {}, None
+    yield "gpu-tee-worst", "GPUs below what they should be: so is the whole.", worst, {}, None
+    schema = "schema-invalid"
+    yield "gpu-tee-boast", "Better than the worst kind.", worst, {"ear_status": "affirming"}, schema
+    body = gpus.to_json()
+    without = {name: one for name, one in dict(body["submods"]).items() if name != "nvidia"}  # type: ignore[arg-type]
+    yield "gpu-tee-no-gpu", "Without its GPUs.", gpus, {"submods": without}, schema
+    cpu = of(Assurance.CPU_TEE, tdx=genuine)
+    raised = {**cpu.to_json()["glasshouse"], "assurance": "gpu-tee"}  # type: ignore[dict-item]
+    yield "cpu-tee-as-gpu-tee", "A processor that claims GPUs.", cpu, {"glasshouse": raised}, schema
+    activated = {**cpu.to_json()["glasshouse"], "tpm_activated": True}  # type: ignore[dict-item]
+    yield "activated-without-tpm", "An activation of no TPM.", cpu, {"glasshouse": activated}, schema
 
 
 def ear_cases() -> Iterator[Case]:
@@ -130,5 +163,10 @@ def ear_cases() -> Iterator[Case]:
     for name, description, boast in boastful_ears(world):
         token = jwt.issue(world.broker, typ="ear+jwt", claims=boast)
         yield case(f"ear-{name}", description, given(token), code="schema-invalid")
+    for name, description, ear, changes, fault in hardware_ears(world):
+        body = dict(jwt.parse(ear.issue(world.broker)).claims) | changes
+        found = {"assurance": ear.assurance.value, "status": ear.status.value} if fault is None else {}
+        boasting = given(jwt.issue(world.broker, typ="ear+jwt", claims=body))
+        yield case(f"ear-{name}", description, boasting, code=fault, **found)
     for name, description, token, code in jose_forgeries(honest, world.broker):
         yield case(f"ear-{name}", description, given(token), code=code)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from glasshouse.attestation.claims import Claims, ContainerSource
 from glasshouse.attestation.roots.appraised import Blob
-from glasshouse.attestation.roots.kinds import MAX_BLOBS
+from glasshouse.attestation.roots.kinds import MAX_BLOBS, MAX_BLOBS_BYTES
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import b64decode
@@ -48,6 +48,11 @@ class Evidence(
     composite: Sha256  # their digest, as claimed; recomputed by check 9
     # What of hardware follows the envelope, sorted by kind; empty at the level `software`.
     hardware: Annotated[tuple[Blob, ...], items(MAX_BLOBS)]
+
+    def __post_init__(self) -> None:
+        kinds = [blob.kind for blob in self.hardware]
+        if kinds != sorted(kinds) or sum(blob.size for blob in self.hardware) > MAX_BLOBS_BYTES:
+            raise FormatError(Code.SCHEMA, f"evidence.hardware is not sorted by kind, or above {MAX_BLOBS_BYTES} bytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from glasshouse.attestation.claims import ContainerSource
+from glasshouse.attestation.roots.collateral import MAX_PACK_BYTES, Pack
 from glasshouse.errors import (
     Code,
     FormatError,
@@ -44,6 +45,7 @@ from glasshouse.wire.record import (
 )
 
 MAX_BODY_BYTES = 256 * 1024
+MAX_COLLATERAL_BYTES = MAX_PACK_BYTES + 256
 _MAX_LAUNCH_LIFETIME_S = 7 * 24 * 3600
 _MAX_FILES = 16384
 _PUBLIC = octets(32)
@@ -56,6 +58,14 @@ class DelegationRequest(Record, name="request", max_bytes=MAX_BODY_BYTES):
     """Delegates to the broker."""
 
     delegation: Envelope
+    owner: Annotated[bytes, _PUBLIC]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollateralRequest(Record, name="request", max_bytes=MAX_COLLATERAL_BYTES):
+    """Gives the broker what hardware evidence is checked by."""
+
+    collateral: Pack
     owner: Annotated[bytes, _PUBLIC]
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
+from glasshouse.attestation.detached import MAX_MESSAGE_BYTES
 from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES
 from glasshouse.broker.decide.challenges import ChallengeIssuer, GateLimits
 from glasshouse.broker.decide.checkpoints.checkpoint_store import CheckpointStore
@@ -28,6 +29,7 @@ from glasshouse.broker.decide.countersigning import Countersigner
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.decide.group_release import ReleaseRequests
 from glasshouse.broker.decide.groups import GroupRequests
+from glasshouse.broker.decide.hardware.packs import CollateralRequests
 from glasshouse.broker.decide.key_release import ReleaseGate
 from glasshouse.broker.decide.lines.counting import CheckpointCounter
 from glasshouse.broker.decide.lines.leg_launch import catch_up
@@ -49,7 +51,7 @@ from glasshouse.broker.http.endpoints import (
 from glasshouse.broker.http.intake import Intake, Pace
 from glasshouse.broker.http.listeners import BACKLOG, MOST_LISTENERS, Server, bind_tcp, bind_unix, parse_bind
 from glasshouse.broker.http.tls import CERTIFICATE_NAME, Certificate, TlsProtocol
-from glasshouse.broker.http_api import BrokerReady, GateReady
+from glasshouse.broker.http_api import MAX_COLLATERAL_BYTES, BrokerReady, GateReady
 from glasshouse.broker.store.broker_state import open_broker
 from glasshouse.broker.store.database import BrokerState, GroupCommit
 from glasshouse.broker.store.line_rows import NOTHING_KEPT, LineMemory
@@ -105,13 +107,16 @@ def create_apps(
     runtime, owner, gate, pace = bare_app(), bare_app(), bare_app(), Pace(broker.clock_us)
     messages: list[tuple[str, Reader, int]] = [
         ("/v1/challenge", ChallengeIssuer(broker, limits or GateLimits()).challenge, MAX_REQUEST_BYTES),
-        ("/v1/evidence", ReleaseGate(broker, memory).evidence, MAX_EVIDENCE_BYTES),
         ("/v1/release", ReleaseRequests(broker).ask, MAX_RELEASE_REQUEST_BYTES),
         ("/v1/heads", reports.heads, MAX_HEADS_BYTES),
         ("/v1/receipt", reports.receipt, MAX_RECEIPT_BYTES),
     ]
     if memory is not NOTHING_KEPT:
         messages.append((COUNT_PATH, CheckpointCounter(broker, memory).count, MAX_STATEMENT_BYTES))
+    evidence = ReleaseGate(broker, memory).evidence
+    sizes = {"body_bytes": MAX_MESSAGE_BYTES, "alone_bytes": MAX_EVIDENCE_BYTES}
+    for app in (runtime, gate):
+        add_message_route(app, "/v1/evidence", evidence, **sizes, executor=executor, intake=intake, pace=pace)
     for path, reader, body_bytes in messages:
         for app in (runtime, gate):
             add_message_route(app, path, reader, body_bytes=body_bytes, executor=executor, intake=intake, pace=pace)
@@ -146,8 +151,9 @@ def _owner_calls(
 ) -> Iterator[OwnerCall]:
     """Yield the calls of an owner, on the Unix socket and over the network."""
     requests, groups = OwnerRequests(broker, quota, memory), GroupRequests(broker, quota)
-    lines = LineRequests(broker, quota, memory)
+    lines, packs = LineRequests(broker, quota, memory), CollateralRequests(broker, quota)
     yield OwnerCall("PUT", "/v1/delegation", requests.put_delegation)
+    yield OwnerCall("POST", "/v1/collateral", packs.put_collateral, body_bytes=MAX_COLLATERAL_BYTES)
     yield OwnerCall("POST", "/v1/deployments", requests.add_deployment)
     yield OwnerCall("GET", "/v1/deployments/{deployment}", views.deployment)
     yield OwnerCall("POST", "/v1/launches", requests.add_launch)

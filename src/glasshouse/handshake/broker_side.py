@@ -8,18 +8,18 @@ that fails raises `CheckFailedError` with its code, and nothing later is looked 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from glasshouse.attestation import appraise as acceptable
 from glasshouse.attestation import verify as genuine
 from glasshouse.attestation.claims import Claims
-from glasshouse.attestation.ear import Ear
+from glasshouse.attestation.ear import RUNTIME, Ear, Submodule
 from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.refusal import CheckFailedError
-from glasshouse.attestation.roots.appraised import CHAINED_VECTOR, SOFTWARE_VECTOR, Appraised, status_of
-from glasshouse.attestation.roots.collateral import EMPTY
+from glasshouse.attestation.roots.appraised import CHAINED_VECTOR, SOFTWARE_VECTOR, Appraised
+from glasshouse.attestation.roots.collateral import EMPTY, Pack
 from glasshouse.attestation.roots.root_table import bound_of, check_12_hardware
 from glasshouse.errors import Code
 from glasshouse.handshake.messages import PACKAGE_KEY_BYTES, Challenge, ReleaseMessage, release_info
@@ -40,6 +40,26 @@ class Appraisal:
     claims: Claims  # verified as far as their level goes
     evidence_sha256: bytes  # of the evidence message
     roots: Mapping[str, Appraised]  # what each kind of hardware evidence amounts to; empty at `software`
+    collateral_sha256: bytes | None = None  # of the pack that was at hand for them
+    tpm_activated: bool = False  # whether a TPM opened the challenge's credential
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """What check 12 needs beside the evidence."""
+
+    blobs: Mapping[str, bytes] = field(default_factory=dict)  # by kind, of the digests that the evidence names
+    # Of the challenge: the keys of a TPM that were named in its request, and the secret in its credential.
+    ak: bytes | None = None
+    ek: bytes | None = None
+    secret: bytes | None = None
+    collateral: Pack = EMPTY
+    collateral_sha256: bytes | None = None  # None where there is no pack
+    # What the same evidence amounted to with the same pack.
+    known: Mapping[str, Appraised] | None = None
+
+
+NOTHING_SHOWN = Shown()
 
 
 def check_2_known(found: Found | None) -> Found:
@@ -84,12 +104,14 @@ def appraise(
     launch: LaunchRecord,
     broker_public: bytes,
     now_us: int,
+    shown: Shown = NOTHING_SHOWN,
 ) -> Appraisal:
     """Run checks 4, 3 and 5 to 12, in the specification's order; the caller consumed the challenge.
 
     Args:
         signed: passed check 1.
         challenge, record, launch: as stored: what its nonce names, and what that was given for.
+        shown: what its hardware evidence is appraised with.
 
     Raises:
         CheckFailedError: the first check that does not hold.
@@ -127,13 +149,20 @@ def appraise(
     acceptable.check_12_assurance(claims, least=policy.assurance)
     roots = check_12_hardware(
         evidence,
-        {},
-        bound=bound_of(evidence, {}, ak=None, secret=None),
+        shown.blobs,
+        bound=bound_of(evidence, shown.blobs, ak=shown.ak, ek=shown.ek, secret=shown.secret),
         now_us=now_us,
-        collateral=EMPTY,
+        collateral=shown.collateral,
         policy=policy.hardware,
+        known=shown.known,
     )
-    return Appraisal(claims=claims, evidence_sha256=signed.sha256, roots=roots)
+    return Appraisal(
+        claims=claims,
+        evidence_sha256=signed.sha256,
+        roots=roots,
+        collateral_sha256=shown.collateral_sha256 if roots else None,
+        tpm_activated="tpm" in roots and shown.secret is not None,
+    )
 
 
 def check_13_budget(*, released_to: int, known: bool, policy: DeploymentPolicy, more: int = 1) -> None:
@@ -191,8 +220,11 @@ def build_release(
         evidence_sha256=appraisal.evidence_sha256,
         assurance=claims.assurance,
         profile=claims.hardening.profile,
-        status=status_of(vector),
-        vector=vector,
+        submodules=Submodule.all_of(
+            {RUNTIME: vector} | {kind: root.vector for kind, root in appraisal.roots.items()}, record.policy_sha256
+        ),
+        collateral_sha256=appraisal.collateral_sha256,
+        tpm_activated=appraisal.tpm_activated,
         lease_s=policy.lease_s,
         max_duration_s=policy.max_duration_s,
         line=line,

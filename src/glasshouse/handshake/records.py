@@ -24,6 +24,7 @@ from glasshouse.handshake.messages import (
     REQUEST_TYPE,
     ChallengeRequest,
     ReleaseRequest,
+    TpmKeys,
 )
 from glasshouse.wire.crypto import key_id, sha256
 from glasshouse.wire.dsse import Envelope
@@ -121,11 +122,12 @@ def _digest(part: Floor | DeploymentPolicy) -> bytes:
     return part.sha256
 
 
-def check_challenge_request(message: bytes, *, broker_public: bytes, now_us: int) -> TokenClaims:
+def check_challenge_request(message: bytes, *, broker_public: bytes, now_us: int) -> tuple[TokenClaims, TpmKeys | None]:
     """Check a challenge request on its own: size, schema, token, and the launch key's signature.
 
     The caller then looks up the records that the token names and calls `check_standing`. The same
-    request sent again has the same bytes, so that a broker may answer it with the same challenge.
+    request sent again has the same bytes, so that a broker may answer it with the same challenge. Beside the token's
+    claims the keys of a TPM are returned where some are named, which were not looked into.
 
     Raises:
         CheckFailedError: `message-too-large`, `message-invalid` (1), or a token code (3).
@@ -134,7 +136,7 @@ def check_challenge_request(message: bytes, *, broker_public: bytes, now_us: int
     token = _token(request.token, broker_public=broker_public, now_us=now_us)
     unsigned = "a challenge request that the token's launch key did not sign"
     check_signed(envelope, REQUEST_TYPE, token.launch_public, check="3", code=Code.TOKEN_KEY, message=unsigned)
-    return token
+    return token, request.tpm
 
 
 def check_standing(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from glasshouse.attestation.claims import Claims, ContainerSource, Gpu, composite
-from glasshouse.attestation.ear import Ear
+from glasshouse.attestation.ear import RUNTIME, Ear, Submodule
 from glasshouse.attestation.evidence import Evidence, EvidenceEnvelope
 from glasshouse.attestation.refusal import CheckFailedError
-from glasshouse.attestation.roots.appraised import SOFTWARE_VECTOR, Blob, EarStatus
+from glasshouse.attestation.roots.appraised import CHAINED_VECTOR, SOFTWARE_VECTOR, Blob, EarStatus
 from glasshouse.attestation.roots.kinds import KINDS
 from glasshouse.attestation.roots.levels import LEVELS
 from glasshouse.attestation.roots.root_table import check_12_kinds
@@ -24,6 +24,7 @@ from simulators.key_release_world import NOW_US, World, digest, identifier, repo
 from simulators.measured import measured
 
 ROOT = Path(__file__).parents[3]
+CHAINED, GENUINE = dict(CHAINED_VECTOR), {"hardware": 2, "instance-identity": 2}
 GPU = Gpu(name="NVIDIA H200", memory_bytes=150_000_000_000, driver="570.1", uuid="GPU-0")
 
 
@@ -148,7 +149,8 @@ def ear_of(world: World) -> Ear:
 def test_a_software_result_warns_and_claims_nothing_about_hardware(world: World) -> None:
     ear = ear_of(world)
     assert ear.status is EarStatus.WARNING
-    assert ear.vector.keys() == {"configuration", "executables"}
+    assert ear.submodules.keys() == {RUNTIME}
+    assert ear.submodules[RUNTIME].vector.keys() == {"configuration", "executables"}
     assert ear.expires_s - ear.issued_s == world.policy.max_duration_s + world.policy.lease_s + 3600
     assert (
         Ear.parse_token(
@@ -162,22 +164,69 @@ def test_a_software_result_warns_and_claims_nothing_about_hardware(world: World)
 
 
 @pytest.mark.parametrize(
-    ("vector", "status"),
+    ("level", "kinds"),
     [
-        ({"executables": 2}, EarStatus.AFFIRMING),
-        ({"configuration": 32, "executables": 32, "hardware": 2}, EarStatus.WARNING),
-        ({"instance-identity": 2}, EarStatus.AFFIRMING),
-        ({}, EarStatus.NONE),
-        ({"charm": 2}, EarStatus.AFFIRMING),
-        (dict(SOFTWARE_VECTOR), EarStatus.AFFIRMING),
-        (dict(SOFTWARE_VECTOR), EarStatus.NONE),
+        (Assurance.SOFTWARE, {"runtime": CHAINED}),
+        (Assurance.SOFTWARE, {"runtime": {**SOFTWARE_VECTOR, "hardware": 2}}),
+        (Assurance.SOFTWARE, {"runtime": {"instance-identity": 2}}),
+        (Assurance.SOFTWARE, {}),
+        (Assurance.SOFTWARE, {"runtime": SOFTWARE_VECTOR, "tpm": GENUINE}),
+        (Assurance.TPM, {"runtime": SOFTWARE_VECTOR, "tpm": GENUINE}),
+        (Assurance.TPM, {"runtime": CHAINED}),
+        (Assurance.TPM, {"tpm": GENUINE}),
+        (Assurance.TPM, {"runtime": CHAINED, "sev-snp": GENUINE}),
+        (Assurance.CPU_TEE, {"runtime": CHAINED, "tpm": GENUINE}),
+        (Assurance.CPU_TEE, {"runtime": CHAINED, "sev-snp": GENUINE, "tdx": GENUINE}),
+        (Assurance.GPU_TEE, {"runtime": CHAINED, "sev-snp": GENUINE}),
+        (Assurance.GPU_TEE, {"runtime": CHAINED, "nvidia": GENUINE}),
+        (Assurance.TPM, {"runtime": CHAINED, "tpm": {"hardware": 99}}),
+        (Assurance.TPM, {"runtime": CHAINED, "tpm": {"hardware": 0}}),
     ],
 )
-def test_a_software_result_that_says_more_cannot_even_be_made(
-    world: World, vector: dict[str, int], status: EarStatus
+def test_a_result_that_says_more_than_its_kinds_cannot_even_be_made(
+    world: World, level: Assurance, kinds: dict[str, dict[str, int]]
 ) -> None:
+    ear = ear_of(world)
     with pytest.raises(FormatError):
-        replace(ear_of(world), vector=vector, status=status)
+        replace(ear, assurance=level, submodules=Submodule.all_of(kinds, ear.policy_sha256))
+
+
+@pytest.mark.parametrize("vector", [{}, {"charm": 2}])
+def test_a_vector_is_of_ar4si(world: World, vector: dict[str, int]) -> None:
+    with pytest.raises(FormatError):
+        Submodule.all_of({RUNTIME: vector}, bytes(32))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "status"),
+    [
+        ({"sev-snp": GENUINE, "nvidia": GENUINE}, EarStatus.AFFIRMING),
+        ({"sev-snp": GENUINE, "nvidia": {"hardware": 32}}, EarStatus.WARNING),
+        ({"sev-snp": {"hardware": 2, "instance-identity": 32}, "nvidia": GENUINE}, EarStatus.WARNING),
+    ],
+)
+def test_a_result_is_no_better_than_its_worst_kind(
+    world: World, kinds: dict[str, dict[str, int]], status: EarStatus
+) -> None:
+    ear = ear_of(world)
+    submodules = Submodule.all_of({RUNTIME: CHAINED, **kinds}, ear.policy_sha256)
+    found = replace(ear, assurance=Assurance.GPU_TEE, submodules=submodules, collateral_sha256=digest("pack"))
+    parties = {"broker_public": world.broker.public, "evidence_public": world.evidence_key.public}
+    assert found.status is status
+    assert Ear.parse_token(found.issue(world.broker), **parties, now_us=NOW_US) == found
+    for better in EarStatus:
+        if better is not status:
+            with pytest.raises(FormatError):
+                Ear.from_json({**found.to_json(), "ear_status": better})
+
+
+def test_no_other_kind_is_activated(world: World) -> None:
+    ear = ear_of(world)
+    submodules = Submodule.all_of({RUNTIME: CHAINED, "gcp": GENUINE}, ear.policy_sha256)
+    with pytest.raises(FormatError):
+        replace(ear, assurance=Assurance.TPM, submodules=submodules, tpm_activated=True)
+    with pytest.raises(FormatError):
+        replace(ear, collateral_sha256=digest("pack"))
 
 
 @pytest.mark.parametrize(
@@ -198,13 +247,9 @@ def test_a_software_result_that_says_more_cannot_even_be_made(
         (-1, EarStatus.NONE),
     ],
 )
-def test_the_status_is_the_worst_tier_of_the_vector(world: World, value: int, status: EarStatus) -> None:
-    """The tiers of AR4SI, at their borders, as a hardware root will use them."""
-    one = replace(ear_of(world), assurance=Assurance.TPM, vector={"hardware": value}, status=status)
-    assert one.status is status
-    wrong = EarStatus.WARNING if status is not EarStatus.WARNING else EarStatus.AFFIRMING
-    with pytest.raises(FormatError):
-        replace(one, status=wrong)
+def test_the_status_is_the_worst_tier_of_the_vector(value: int, status: EarStatus) -> None:
+    """The tiers of AR4SI, at their borders."""
+    assert Submodule.all_of({"tpm": {"hardware": value}}, bytes(32))["tpm"].status is status
 
 
 def test_a_result_for_another_key_is_no_result(world: World) -> None:

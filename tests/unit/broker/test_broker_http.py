@@ -18,7 +18,7 @@ from starlette import requests
 from starlette.routing import Route
 
 from glasshouse.broker.client.owner_client import request
-from glasshouse.broker.http import connections, endpoints, intake, listeners
+from glasshouse.broker.http import bounded, connections, endpoints, intake, listeners
 from glasshouse.errors import Code, UsageError
 from glasshouse.handshake.messages import MAX_REQUEST_BYTES, ReleaseRequest
 from glasshouse.handshake.runtime_side import challenge_request
@@ -42,6 +42,7 @@ CALLS = [
     ("GET", "/v1/groups/{group}"),
     ("GET", "/v1/lines/{line}"),
     ("GET", "/v1/runs/{run_id}"),
+    ("POST", "/v1/collateral"),
     ("POST", "/v1/deployments"),
     ("POST", "/v1/groups"),
     ("POST", "/v1/groups/{group}/refuse"),
@@ -124,16 +125,16 @@ def test_a_client_that_dribbles_its_body_is_cut_off(broker: LocalBroker, monkeyp
 
 
 def test_a_client_that_never_ends_its_headers_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "HEADER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(bounded, "HEADER_TIMEOUT_S", 0.2)
     with LocalBroker(tmp_path) as broker:
         assert raw(broker, b"POST /v1/evidence HTTP/1.1\r\nX-Slow: ") == b""
         assert raw(broker, b"") == b""
-    assert listeners.CONNECTION_TIMEOUT_S > 10, "which is not what cut them off"
+    assert bounded.CONNECTION_TIMEOUT_S > 10, "which is not what cut them off"
 
 
 def test_a_client_that_never_ends_its_body_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "HEADER_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(listeners, "CONNECTION_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(bounded, "HEADER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(bounded, "CONNECTION_TIMEOUT_S", 0.3)
     with LocalBroker(tmp_path) as broker:
         start = head("/v1/challenge", "Content-Type: application/json", "Content-Length: 2000")
         assert raw(broker, start + b"{") == b""
@@ -176,7 +177,7 @@ def test_a_line_that_costs_the_parser_the_square_of_its_length_does_not_reach_it
     broker: LocalBroker, monkeypatch: pytest.MonkeyPatch, character: bytes
 ) -> None:
     parsed: list[bytes] = []
-    monkeypatch.setattr(listeners._Requests, "receive_data", lambda _connection, data: parsed.append(data))
+    monkeypatch.setattr(bounded._Requests, "receive_data", lambda _connection, data: parsed.append(data))
     line = b"a:" + b" " * 4000 + character + b"b\r\n\r\n"
     answer = raw(broker, b"POST /v1/heads HTTP/1.1\r\n" + line)
     assert answer.startswith(b"HTTP/1.1 400")
@@ -257,7 +258,7 @@ def test_connections_that_say_nothing_give_way_to_one_that_asks(
 ) -> None:
     """A hundred and forty open sockets ended every run that had to report."""
     monkeypatch.setattr(connections if limit == "MOST_CONNECTIONS" else listeners, limit, 4)
-    monkeypatch.setattr(listeners, "HEADER_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(bounded, "HEADER_TIMEOUT_S", 600.0)
     with LocalBroker(tmp_path) as broker:
         owner = Owner(broker)
         idle = sockets(broker, 4)

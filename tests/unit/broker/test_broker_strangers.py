@@ -13,7 +13,7 @@ from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES, Evidence
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.kinds import MAX_BLOBS
 from glasshouse.attestation.verify import check_1_message
-from glasshouse.broker.http.listeners import MAX_HEADER_BYTES
+from glasshouse.broker.http.bounded import MAX_HEADER_BYTES
 from glasshouse.errors import Code
 from glasshouse.evidence.bundle import MAX_SUBMISSION_BYTES, ReceiptSubmission
 from glasshouse.evidence.receipt import MAX_RECEIPT_BYTES

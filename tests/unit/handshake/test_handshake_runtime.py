@@ -43,7 +43,7 @@ def check(world: World, release: bytes, evidence: bytes, **changes: object) -> C
 
 def test_the_whole_exchange(world: World) -> None:
     launch = LaunchFile.parse(world.launch_file().encode())
-    token = check_challenge_request(challenge_request(launch), broker_public=world.broker.public, now_us=NOW_US)
+    token, _ = check_challenge_request(challenge_request(launch), broker_public=world.broker.public, now_us=NOW_US)
     check_standing(token, record=world.record, launch=world.launch, broker_public=world.broker.public, now_us=NOW_US)
     challenge = read_challenge(world.challenge.encode(), launch, now_us=NOW_US)
     claims = world.claims(nonce=challenge.nonce, token=launch.token)

@@ -5,7 +5,7 @@ Source: draft-ietf-rats-ar4si, section 2.3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -45,8 +45,13 @@ class EarStatus(StrEnum):
 
 def status_of(vector: Mapping[str, int]) -> EarStatus:
     """Return the worst tier in a vector, which is not empty."""
+    return worst_of(map(_tier, vector.values()))
+
+
+def worst_of(statuses: Iterable[EarStatus]) -> EarStatus:
+    """Return the worst of some tiers, of which there is one at least."""
     order = (EarStatus.CONTRAINDICATED, EarStatus.WARNING, EarStatus.NONE, EarStatus.AFFIRMING)
-    return min(map(_tier, vector.values()), key=order.index)
+    return min(statuses, key=order.index)
 
 
 def _tier(value: int) -> EarStatus:

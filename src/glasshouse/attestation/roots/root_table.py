@@ -64,11 +64,13 @@ def check_12_hardware(
     now_us: int,
     collateral: Pack,
     policy: HardwarePolicy | None,
+    known: Mapping[str, Appraised] | None = None,
 ) -> dict[str, Appraised]:
     """Appraise every blob; return what each kind amounts to.
 
     Args:
         blobs: by kind, of the digests that the evidence names.
+        known: what this came to before, for the same evidence, keys and pack: expiry and policy are looked at again.
 
     Raises:
         CheckFailedError: of the first kind that does not hold, a processor's after the GPUs'.
@@ -76,12 +78,24 @@ def check_12_hardware(
     check_12_kinds(evidence)
     if not evidence.hardware:
         return {}
+    listed = {blob.kind for blob in evidence.hardware}
+    if policy is None or blobs.keys() != listed:
+        raise CheckFailedError(
+            "12",
+            Code.HARDWARE_UNEXPECTED if policy is None else Code.HARDWARE_MISSING,
+            "hardware evidence for a policy without any" if policy is None else "hardware evidence that did not come",
+            expected="none" if policy is None else ", ".join(sorted(listed)),
+            actual=", ".join(sorted(listed if policy is None else blobs)) or "none",
+        )
     found = {}
     for kind in sorted(blobs, key=lambda name: (name != NVIDIA, name)):
-        if policy is None or kind not in policy.kinds:
+        if kind not in policy.kinds:
             raise CheckFailedError(
                 "12", Code.CHAIN_MISSING, f"the policy names no {kind}", expected="a policy that names it", actual=kind
             )
+        if known is not None and kind in known and now_us < known[kind].not_after_us:
+            found[kind] = known[kind]
+            continue
         found[kind] = _appraiser(kind)(blobs[kind], bound=bound, now_us=now_us, collateral=collateral, policy=policy)
     return found
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.broker.http_api import (
+    CollateralRequest,
     DelegationRequest,
     DeploymentRequest,
     ForgetRequest,
@@ -176,6 +178,11 @@ class OwnerClient:
         """Give the broker the owner's signed delegation; return the serial of the one that it keeps: a newer stays."""
         request = DelegationRequest(delegation=delegation, owner=owner_public)
         return _member(self._ask("PUT", "/v1/delegation", request), "serial_us", int)
+
+    def put_collateral(self, pack: Pack, owner_public: bytes) -> str:
+        """Give the broker the owner's collateral pack in the place of the last; return its digest, in hexadecimal."""
+        request = CollateralRequest(collateral=pack, owner=owner_public)
+        return _member(self._ask("POST", "/v1/collateral", request), "collateral_sha256", str)
 
     def add_deployment(self, manifest_envelope: bytes, package_key: bytes, policy: DeploymentPolicy) -> str:
         """Give the broker a package's signed manifest, its key and a policy; return the deployment's id."""

@@ -8,14 +8,17 @@ from functools import partial
 
 from sqlalchemy import Connection, bindparam, func, insert, select
 
+from glasshouse.attestation.roots.tpm.endorsement import credential_for
+from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
 from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect
 from glasshouse.broker.store import audit_log, recorded
 from glasshouse.broker.store.database import BrokerState
-from glasshouse.broker.store.database_schema import challenges
+from glasshouse.broker.store.database_schema import activations, challenges
+from glasshouse.broker.store.key_file import Purpose
 from glasshouse.errors import Code, RefusedError
 from glasshouse.handshake import broker_side
 from glasshouse.handshake.launch import TokenClaims
-from glasshouse.handshake.messages import Challenge
+from glasshouse.handshake.messages import Challenge, TpmKeys
 from glasshouse.handshake.records import check_challenge_request, check_standing
 from glasshouse.wire.crypto import sha256
 
@@ -37,6 +40,7 @@ _BY_REQUEST = select(challenges.c.body, challenges.c.used_us).where(
     challenges.c.request_sha256 == bindparam("request_sha256")
 )
 _ISSUE = insert(challenges)
+_ACTIVATE = insert(activations)
 _CHALLENGES = select(func.count()).select_from(challenges)
 _OF_LAUNCH = challenges.c.jti == bindparam("jti")
 _OUTSTANDING = _CHALLENGES.where(challenges.c.used_us.is_(None), challenges.c.expires_us > bindparam("now_us"))
@@ -49,6 +53,23 @@ _ROOM = select(
     _OUTSTANDING.where(_OF_LAUNCH).scalar_subquery(),
     _CHALLENGES.where(_OF_LAUNCH).scalar_subquery(),
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Activation:
+    """The keys of a TPM, and what shows by being opened that it holds both (spec/hardware-evidence.md, section 3.1)."""
+
+    keys: TpmKeys
+    # None where the policy lists the attestation key by its name.
+    credential: bytes | None
+    secret: bytes | None
+
+    @classmethod
+    def of(cls, keys: TpmKeys, policy: TpmPolicy, now_us: int) -> _Activation:
+        """Check a TPM's keys and make its credential; raises `CheckFailedError`, `tpm-key` or `tpm-endorsement`."""
+        secret = secrets.token_bytes(32)
+        credential = credential_for(keys.ak, keys.ek, secret, policy=policy, now_us=now_us)
+        return cls(keys=keys, credential=credential, secret=None if credential is None else secret)
 
 
 class _CrowdedError(RefusedError):
@@ -67,14 +88,14 @@ class ChallengeIssuer:
         """Read a challenge request; what is returned answers it.
 
         Raises:
-            CheckFailedError: the request's own checks.
+            CheckFailedError: the request's own checks; `tpm-key` and `tpm-endorsement`.
             RefusedError: `deployment-unknown`, `too-many-challenges`. The decision: the same, as of its time.
         """
         broker = self._broker
-        token = check_challenge_request(body, broker_public=broker.public, now_us=broker.clock_us())
+        token, tpm = check_challenge_request(body, broker_public=broker.public, now_us=broker.clock_us())
         request_sha256 = sha256(body)
 
-        def known(connection: Connection) -> tuple[bytes | None, int, bool]:
+        def known(connection: Connection) -> tuple[bytes | None, int, bool, TpmPolicy | None]:
             standing = recorded.standing(connection, token.deployment, broker_public=broker.public)
             launch = recorded.launch_record(connection, token.jti)
             if standing is None or launch is None:
@@ -85,27 +106,37 @@ class ChallengeIssuer:
             # The same request again, by a runtime whose answer was lost or from a recording,
             # is the same challenge again: a recording cannot use up what a deployment may have open.
             again = connection.execute(_BY_REQUEST, {"request_sha256": request_sha256}).one_or_none()
+            hardware = standing.record.policy.hardware
+            accepted = None if hardware is None else hardware.tpm
             if again is None:
-                return None, now_us, self._check_room(connection, token.deployment, token.jti, now_us)
-            return check_2(again.body, used=again.used_us is not None, now_us=now_us).encode(), now_us, False
+                return None, now_us, self._check_room(connection, token.deployment, token.jti, now_us), accepted
+            return check_2(again.body, used=again.used_us is not None, now_us=now_us).encode(), now_us, False, None
 
         def decide(connection: Connection) -> ApiAnswer:
             # The time of the decision, not of arrival: a wait for the lock cannot outlive an expiry.
             recorded.lock_deployment(connection, token.deployment)
-            again, now_us, first = known(connection)
-            return ApiAnswer(body=again or self._issued(connection, token, request_sha256, now_us, first=first))
+            again, now_us, first, _ = known(connection)
+            return ApiAnswer(body=again or self._issued(connection, token, request_sha256, activation, now_us, first))
 
         # A recording that is played again takes no lock, nor does a request for which there is no room.
         try:
-            again, _, _ = broker.database.read(known)
+            again, now_us, _, accepted = broker.database.read(known)
         except _CrowdedError as refusal:  # as for machines of a group that start together: they come again
             return Decision(decide=partial(ApiAnswer.refusal, refusal), effect=Effect.NOTHING, repeats=token.jti)
         if again is not None:
             return Decision(decide=lambda: ApiAnswer(body=again), effect=Effect.CHARGE)
+        # Neither does another machine's TPM, or a key that is no TPM's.
+        activation = None if tpm is None or accepted is None else _Activation.of(tpm, accepted, now_us)
         return Decision(decide=partial(broker.database.write, decide), effect=Effect.CREDIT)
 
     def _issued(
-        self, connection: Connection, token: TokenClaims, request_sha256: bytes, now_us: int, *, first: bool
+        self,
+        connection: Connection,
+        token: TokenClaims,
+        request_sha256: bytes,
+        activation: _Activation | None,
+        now_us: int,
+        first: bool,
     ) -> bytes:
         """Make and store a challenge for a token whose standing was checked, and for which there is room."""
         # Later than all of this launch before it, whatever the clock shows: later evidence takes the place of earlier.
@@ -117,6 +148,7 @@ class ChallengeIssuer:
             deployment=token.deployment,
             issued_us=now_us,
             expires_us=min(now_us + self._limits.challenge_lifetime_us, end_us),
+            credential=None if activation is None else activation.credential,
         )
         body = challenge.encode()
         values = {
@@ -129,6 +161,11 @@ class ChallengeIssuer:
             "keep_until_us": end_us,
         }
         connection.execute(_ISSUE, values)
+        if activation is not None:
+            name, keys = challenge.nonce.hex(), activation.keys
+            wrapped = activation.secret and self._broker.key_file.wrap(Purpose.ACTIVATION, name, activation.secret)
+            named = {"nonce": challenge.nonce, "ak": keys.ak, "ek": keys.ek, "secret": wrapped}
+            connection.execute(_ACTIVATE, named)
         # Here: what a refused request had swept would be taken back with it. By the clock, not by this launch's time:
         # where the clock was set back since, that would be over which others still have before them.
         clock_us = self._broker.clock_us()

@@ -55,6 +55,16 @@ class Decision:
     every_us: int = PACE_US  # how often, in microseconds
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rest:
+    """What has to be read behind the first part of a message, which is authentic, before anything is decided."""
+
+    of: str  # whose it is: its launch
+    size: int  # bytes
+    check: Callable[[int], object]  # takes how many bytes follow; it raises for another number
+    read: Callable[[bytes], Decision]  # takes them; it raises for others than were signed
+
+
 def keep(table: OrderedDict[str, Any], name: str, value: object, *, most: int) -> None:
     """Store `value` as the latest, and drop the oldest where there are too many: memory is bounded."""
     table[name] = value

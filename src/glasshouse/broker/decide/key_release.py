@@ -10,19 +10,20 @@ the other; every machine of a group is released to, in one transaction, or none 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from sqlalchemy import Connection, RowMapping, bindparam, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from glasshouse.attestation.detached import check_blobs, split
 from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.attestation.refusal import CheckFailedError
-from glasshouse.attestation.verify import check_1_envelope, check_1_message, check_1_payload, check_4_signatures
+from glasshouse.attestation.verify import check_1_message
 from glasshouse.broker.decide.challenges import check_2
-from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect
+from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect, Rest
 from glasshouse.broker.decide.groups import (
     ACCEPTED,
     accepted_machines,
@@ -34,11 +35,13 @@ from glasshouse.broker.decide.groups import (
     refuse,
     settle,
 )
+from glasshouse.broker.decide.hardware.beside import HardwareShelf
+from glasshouse.broker.decide.hardware.evidence_reading import ReadEvidence, read_evidence
 from glasshouse.broker.decide.lines.leg_release import check_15, keep_leg, line_facts
 from glasshouse.broker.decide.releases import Release, check_13, group_facts, make_release, others_keys, write_release
 from glasshouse.broker.store import audit_log, recorded
 from glasshouse.broker.store.database import BrokerState, OvertakenError
-from glasshouse.broker.store.database_schema import challenges, groups, launches, members
+from glasshouse.broker.store.database_schema import challenges, groups, members
 from glasshouse.broker.store.line_rows import NOTHING_KEPT, LineMemory
 from glasshouse.broker.store.recorded import DeploymentStanding
 from glasshouse.errors import Code, GlasshouseError, InternalError, RefusedError
@@ -49,11 +52,6 @@ from glasshouse.wire.group import Group
 
 # Statements are built once: to build one costs as much as to run it. An update sets the columns that its values name;
 # its other parameters are named otherwise.
-_BY_NONCE = (
-    select(challenges.c.nonce, challenges.c.body, challenges.c.used_us, challenges.c.replays, *recorded.LAUNCH_COLUMNS)
-    .select_from(recorded.LAUNCH_SOURCE.join(challenges, challenges.c.jti == launches.c.jti))
-    .where(challenges.c.nonce == bindparam("nonce"))
-)
 _NAMED = challenges.c.nonce == bindparam("challenge")
 _TAKE = update(challenges).where(_NAMED, challenges.c.used_us.is_(None))
 _KEEP = update(challenges).where(_NAMED)
@@ -86,41 +84,34 @@ class ReleaseGate:
 
     broker: BrokerState
     memory: LineMemory = NOTHING_KEPT
+    hardware: HardwareShelf = field(default_factory=HardwareShelf)
 
-    def evidence(self, body: bytes) -> Decision:
+    def evidence(self, body: bytes) -> Decision | Rest:
         """Read evidence; what is returned decides on it: a release, or a refusal with the first check's code.
+
+        Args:
+            body: of two parts the first alone; then what is to be read is returned.
 
         Raises:
             CheckFailedError: checks 1 and 4, and `nonce-unknown`. Nothing was written then, and no lock taken.
         """
-        opened, clock_us = check_1_envelope(body), self.broker.clock_us
-        nonce = opened.nonce
-        # What is read here, challenge and launch, is never changed once it is written.
-        found = self.broker.database.read(
-            lambda connection: connection.execute(_BY_NONCE, {"nonce": nonce}).mappings().one_or_none()
-        )
-        asked = broker_side.check_2_known(found)
-        # Before anything is consumed, counted, recorded or refused: a nonce is no secret.
-        check_4_signatures(
-            opened.envelope, evidence_public=opened.evidence_public, launch_public=asked["launch_public"]
-        )
-        signed = check_1_payload(opened)  # not before: it is dear
-        if asked["replays"]:  # used, and a replay was recorded before: a recording played again writes nothing
-            check_2(asked["body"], used=True, now_us=clock_us())
+        return read_evidence(self.broker, body, self._authentic)
+
+    def _authentic(self, read: ReadEvidence) -> Decision:
+        nonce, evidence_sha256 = read.asked["nonce"], read.signed.sha256
 
         def decide(connection: Connection) -> ApiAnswer:
-            now_us = clock_us()
+            now_us = self.broker.clock_us()
             # Evidence that the launch and evidence keys signed uses the challenge up, whatever comes after.
-            taken = {"challenge": nonce, "used_us": now_us, "evidence_sha256": signed.sha256}
+            taken = {"challenge": nonce, "used_us": now_us, "evidence_sha256": evidence_sha256}
             if connection.execute(_TAKE, taken).rowcount != 1:
-                return self._replayed(connection, asked, signed.sha256, now_us)
-            answer = self._decided(connection, asked, signed, body, now_us)
+                return self._replayed(connection, read.asked, evidence_sha256, now_us)
+            answer = self._decided(connection, read, now_us)
             connection.execute(_KEEP, {"challenge": nonce, "status": answer.status, "answer": answer.body})
             return answer
 
         # A recording of what was answered, or came too late: no sign of life of the address that it comes from.
-        fresh = asked["used_us"] is None and clock_us() < Challenge.parse(asked["body"]).expires_us
-        effect = Effect.CREDIT if fresh else Effect.CHARGE
+        effect = Effect.CREDIT if read.is_fresh else Effect.CHARGE
         return Decision(decide=partial(self.broker.database.write, decide), effect=effect)
 
     def _replayed(self, connection: Connection, asked: RowMapping, evidence_sha256: bytes, now_us: int) -> ApiAnswer:
@@ -139,11 +130,9 @@ class ReleaseGate:
         connection.execute(_REPLAYED, {"challenge": asked["nonce"]})
         return answer
 
-    def _decided(
-        self, connection: Connection, asked: RowMapping, signed: SignedEvidence, message: bytes, now_us: int
-    ) -> ApiAnswer:
+    def _decided(self, connection: Connection, read: ReadEvidence, now_us: int) -> ApiAnswer:
         """Run the other checks on a challenge that this transaction consumed; a refusal is an answer too."""
-        launch = recorded.as_launch(asked)
+        asked, launch = read.asked, recorded.as_launch(read.asked)
         try:
             challenge = check_2(asked["body"], used=False, now_us=now_us)
             now_us = max(now_us, challenge.issued_us)
@@ -151,16 +140,11 @@ class ReleaseGate:
             standing = recorded.standing(connection, asked["deployment"], broker_public=self.broker.public)
             if standing is None:
                 raise InternalError(Code.INTERNAL, "a challenge without its deployment")
-            appraisal = broker_side.appraise(
-                signed,
-                challenge=challenge,
-                record=standing.record,
-                launch=launch,
-                broker_public=self.broker.public,
-                now_us=now_us,
+            appraisal = self._appraised(
+                connection, standing, launch, challenge, read.signed, blobs=read.blobs, now_us=now_us
             )
             if launch.group is not None:
-                return self._accept(connection, standing, launch, challenge, appraisal, message, now_us)
+                return self._accept(connection, standing, launch, challenge, appraisal, read.message, now_us)
             # The counter moves only once everything else has succeeded.
             made = make_release(self.broker, connection, standing, launch, challenge, appraisal, self.memory, now_us)
             return self._written(connection, standing, made, now_us)
@@ -171,8 +155,34 @@ class ReleaseGate:
             refusal = error if isinstance(error, RefusedError) else InternalError(Code.INTERNAL, "the broker failed")
             if refusal is error:  # a runtime that meets a defect of the broker comes again, and so does its group
                 self._group_refused(connection, launch, Challenge.parse(asked["body"]), refusal.code, now_us)
-            _audit_refusal(connection, refusal, asked, signed.sha256, now_us)
+            _audit_refusal(connection, refusal, asked, read.signed.sha256, now_us)
             return ApiAnswer.refusal(refusal)
+
+    def _appraised(
+        self,
+        connection: Connection,
+        standing: DeploymentStanding,
+        launch: LaunchRecord,
+        challenge: Challenge,
+        signed: SignedEvidence,
+        *,
+        blobs: Mapping[str, bytes],
+        now_us: int,
+    ) -> broker_side.Appraisal:
+        """Run checks 3 to 12."""
+        named = {"nonce": challenge.nonce, "owner": standing.owner}
+        shown = self.hardware.shown(connection, signed, blobs, **named, key_file=self.broker.key_file)
+        appraisal = broker_side.appraise(
+            signed,
+            challenge=challenge,
+            record=standing.record,
+            launch=launch,
+            broker_public=self.broker.public,
+            now_us=now_us,
+            shown=shown,
+        )
+        self.hardware.keep(appraisal)
+        return appraisal
 
     def _accept(
         self,
@@ -303,14 +313,10 @@ class ReleaseGate:
     def _made(self, connection: Connection, standing: DeploymentStanding, row: RowMapping, now_us: int) -> Release:
         """Appraise a machine's stored evidence as of now, and make its release."""
         launch, challenge = recorded.as_launch(row), Challenge.parse(row["body"])
-        appraisal = broker_side.appraise(
-            check_1_message(row["evidence"]),
-            challenge=challenge,
-            record=standing.record,
-            launch=launch,
-            broker_public=self.broker.public,
-            now_us=now_us,
-        )
+        envelope, rest = split(row["evidence"])
+        signed = check_1_message(envelope)
+        blobs = check_blobs(signed.evidence, rest)
+        appraisal = self._appraised(connection, standing, launch, challenge, signed, blobs=blobs, now_us=now_us)
         return make_release(self.broker, connection, standing, launch, challenge, appraisal, self.memory, now_us)
 
     def _written(

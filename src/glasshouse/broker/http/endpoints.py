@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -22,7 +22,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from glasshouse.broker.decide.decisions import JSON_TYPE, ApiAnswer, Decision
+from glasshouse.attestation.detached import LENGTH_BYTES, readable
+from glasshouse.broker.decide.decisions import JSON_TYPE, ApiAnswer, Decision, Effect, Rest
 from glasshouse.broker.http.connections import address_of
 from glasshouse.broker.http.intake import Intake, Pace
 from glasshouse.broker.http_api import MAX_BODY_BYTES, PROBLEM_TYPE, Problem
@@ -40,7 +41,7 @@ _CLOSE = {"connection": "close", "cache-control": "no-store"}
 
 
 Handler: TypeAlias = Callable[[bytes, Mapping[str, str], Scope], ApiAnswer]
-Reader: TypeAlias = Callable[[bytes], Decision]
+Reader: TypeAlias = Callable[[bytes], Decision | Rest]
 Work: TypeAlias = Callable[[Request, bytes, Mapping[str, str]], Awaitable[ApiAnswer]]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -121,6 +122,7 @@ class OwnerCall(NamedTuple):
     path: str
     handler: Handler
     is_paged: bool = False  # whether its query may have the parameter `after`
+    body_bytes: int = MAX_BODY_BYTES
 
 
 def bare_app() -> Starlette:
@@ -136,7 +138,7 @@ def add_route(app: Starlette, call: OwnerCall, *, executor: Executor) -> None:
     async def work(_request: Request, body: bytes, parameters: Mapping[str, str]) -> ApiAnswer:
         return await _run(executor, partial(call.handler, body, parameters, EVERYTHING))
 
-    route = Route(call.path, _endpoint(work, is_paged=call.is_paged), methods=[call.method])
+    route = Route(call.path, _endpoint(work, body_bytes=call.body_bytes, is_paged=call.is_paged), methods=[call.method])
     route.methods = {call.method}  # without the HEAD that comes with GET
     app.router.routes.append(route)
 
@@ -154,7 +156,8 @@ def add_signed_route(app: Starlette, call: OwnerCall, *, executor: Executor, adm
     def admit(request: Request) -> None:
         request.state.signed = admission.authenticate(request)
 
-    app.add_route(call.path, _endpoint(work, is_paged=call.is_paged, admit=admit), methods=[call.method])
+    endpoint = _endpoint(work, body_bytes=call.body_bytes, is_paged=call.is_paged, admit=admit)
+    app.add_route(call.path, endpoint, methods=[call.method])
 
 
 def add_open_route(app: Starlette, path: str, look: Callable[[], ApiAnswer]) -> None:
@@ -167,27 +170,42 @@ def add_open_route(app: Starlette, path: str, look: Callable[[], ApiAnswer]) -> 
 
 
 def add_message_route(
-    app: Starlette, path: str, reader: Reader, *, body_bytes: int, executor: Executor, intake: Intake, pace: Pace
+    app: Starlette,
+    path: str,
+    reader: Reader,
+    *,
+    body_bytes: int,
+    alone_bytes: int | None = None,
+    executor: Executor,
+    intake: Intake,
+    pace: Pace,
 ) -> None:
     """Answer POST on `path` without authentication: `reader` reads the message in the intake, `executor` decides.
 
     Args:
-        reader: takes the whole body and returns what is to be decided. It raises, which becomes a problem, for
-            whatever is not authentic: that never reaches `executor`.
+        reader: takes the whole body, or the first of its two parts, and returns what is to be decided, or read before
+            that. It raises, which becomes a problem, for whatever is not authentic: that never reaches `executor`.
+        alone_bytes: limit of a body of one part; that of both by default.
     """
 
     async def work(request: Request, body: bytes, _parameters: Mapping[str, str]) -> ApiAnswer:
         address = address_of(request.client.host if request.client else None)
-        with intake.request(address):
-            decision = await intake.read(
-                partial(reader, body),
-                address=address,
-                size=len(body),
-                effect=lambda found: pace.effect(found, address),
-            )
-            return await _run(executor, decision.decide)
 
-    app.add_route(path, _endpoint(work, body_bytes=body_bytes), methods=["POST"])
+        def effect(found: Decision | Rest) -> Effect:
+            return Effect.NOTHING if isinstance(found, Rest) else pace.effect(found, address)
+
+        with intake.request(address):
+            found = await intake.read(partial(reader, body), address=address, size=len(body), effect=effect)
+            if isinstance(found, Decision):
+                return await _run(executor, found.decide)
+            found.check(int(request.headers.get("content-length", "0")) - len(body))
+            with intake.rest(address, of=found.of, size=found.size) as came:
+                rest = await _read_rest(request)
+                decision = await intake.read(partial(found.read, rest), address=address, size=len(rest), effect=effect)
+                came()
+                return await _run(executor, decision.decide)
+
+    app.add_route(path, _endpoint(work, body_bytes=body_bytes, alone_bytes=alone_bytes), methods=["POST"])
 
 
 async def _run(executor: Executor, call: Callable[[], ApiAnswer]) -> ApiAnswer:
@@ -198,6 +216,7 @@ def _endpoint(
     work: Work,
     *,
     body_bytes: int = MAX_BODY_BYTES,
+    alone_bytes: int | None = None,
     is_paged: bool = False,
     admit: Callable[[Request], None] = lambda _request: None,
 ) -> Endpoint:
@@ -205,7 +224,8 @@ def _endpoint(
         try:
             admit(request)
             parameters = _parameters(request, is_paged)
-            answer = await work(request, await _read_body(request, body_bytes), parameters)
+            body = await _read_body(request, body_bytes, body_bytes if alone_bytes is None else alone_bytes)
+            answer = await work(request, body, parameters)
         except ClientDisconnect:
             answer = ApiAnswer.refusal(FormatError(Code.MESSAGE_INVALID, "the client went away"))
         except Exception as error:  # of a defect the answer has its code and no detail
@@ -226,24 +246,44 @@ def _parameters(request: Request, is_paged: bool) -> dict[str, str]:
     return {**query, **{name: str(value) for name, value in request.path_params.items()}}
 
 
-async def _read_body(request: Request, most: int) -> bytes:
+async def _read_body(request: Request, most: int, alone: int) -> bytes:
     declared = request.headers.get("content-length")
-    too_large = FormatError(Code.MESSAGE_TOO_LARGE, f"a body of more than {most} bytes")
-    if declared is not None and declared.isascii() and declared.isdigit() and int(declared[:20]) > most:
-        raise too_large
+    length = int(declared[:20]) if declared is not None and declared.isascii() and declared.isdigit() else 0
+    if length > most:
+        raise FormatError(Code.MESSAGE_TOO_LARGE, f"a body of more than {most} bytes")
     body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > most:
-                    raise too_large
-    except TimeoutError:
-        raise FormatError(Code.MESSAGE_INVALID, "the body did not arrive in time") from None
+    async with _in_time():
+        async for chunk in request.stream():
+            body += chunk
+            end = readable(body[:LENGTH_BYTES])
+            if end is None and max(length, len(body)) > alone:
+                raise FormatError(Code.MESSAGE_TOO_LARGE, f"a body of more than {alone} bytes")
+            if end is not None and end <= len(body):
+                del body[end:]
+                break  # no more of it is passed on before this part was found authentic
     # Beyond tidiness: a web page cannot make a browser send this type here without a preflight request.
     if body and request.headers.get("content-type") != JSON_TYPE:
         raise FormatError(Code.MESSAGE_INVALID, f"a body that is not {JSON_TYPE}")
     return bytes(body)
+
+
+async def _read_rest(request: Request) -> bytes:
+    """Read what is behind the first part of a body."""
+    request.state.read_on()
+    rest = bytearray()
+    async with _in_time():
+        async for chunk in request.stream():
+            rest += chunk
+    return bytes(rest)
+
+
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            yield
+    except TimeoutError:
+        raise FormatError(Code.MESSAGE_INVALID, "the body did not arrive in time") from None
 
 
 def _response(answer: ApiAnswer) -> Response:

@@ -31,6 +31,10 @@ SHARE = 0.05  # of the reading thread's time, for messages of one address that c
 BURST_S = 0.1
 KNOWN_FOR_S = 3600.0
 MOST_ADDRESSES = 4096
+MOST_REST_BYTES = 32 * 1024 * 1024  # behind first parts that were authentic, from when they are asked for
+REST_BYTES_OF_ADDRESS = 16 * 1024 * 1024
+RESTS_OF_LAUNCH = 2  # its runtime may have sent the same evidence again
+REST_S = 0.002  # about what reading a first part takes: charged where the rest does not come
 PACES_AHEAD = 2  # a runtime is not exact, and tries again where it was not answered
 _SIZE_STEP_BYTES = 4096
 
@@ -105,6 +109,8 @@ class Intake:
         self._shares = shares or Shares()
         self._requests = 0
         self._late: Counter[str] = Counter()
+        self._rest_bytes: Counter[str] = Counter()  # by address
+        self._rests: Counter[str] = Counter()  # by launch
         self._numbers = itertools.count()
         self._waiting: PriorityQueue[tuple[int, int, int, Callable[[], None] | None]] = PriorityQueue()
         self._thread = threading.Thread(target=self._work, name="read")
@@ -125,6 +131,38 @@ class Intake:
             yield
         finally:
             self._requests -= 1
+
+    @contextmanager
+    def rest(self, address: str, *, of: str, size: int) -> Iterator[Callable[[], None]]:
+        """Keep room for what is behind a first part until it is answered; from the loop's thread only.
+
+        Args:
+            of: the launch that signed it.
+
+        Yields:
+            What is to be called when it was found to be what was signed: else its address is charged.
+
+        Raises:
+            PeerError: `broker-unreachable` when there is no room.
+        """
+        mine = self._rest_bytes[address] + size
+        if (
+            self._rests[of] >= RESTS_OF_LAUNCH
+            or mine > REST_BYTES_OF_ADDRESS
+            or self._rest_bytes.total() + size > MOST_REST_BYTES
+        ):
+            raise _busy()
+        self._rests[of] += 1
+        self._rest_bytes[address] = mine
+        came: list[bool] = []
+        try:
+            yield lambda: came.append(True)
+        finally:
+            self._rests[of] -= 1
+            self._rest_bytes[address] -= size
+            self._rests, self._rest_bytes = +self._rests, +self._rest_bytes  # drops counts of zero
+            if not came:
+                self._shares.charge(address, REST_S)
 
     async def read(
         self,

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from glasshouse.broker.http.bounded import BoundedProtocol
 from glasshouse.broker.http.connections import Room, address_of
-from glasshouse.broker.http.listeners import BoundedProtocol
 from glasshouse.broker.store.key_file import read_private_file, write_private_file
 from glasshouse.errors import Code, UsageError
 from glasshouse.wire.crypto import sha256

@@ -160,6 +160,24 @@ challenges = _table(
     Index("challenges_keep", "keep_until_us"),
 )
 
+# The keys of a TPM that a challenge was given for, and the secret in its credential, which rests wrapped.
+activations = _table(
+    "activations",
+    _key("nonce", _DIGEST),
+    _set("ak", LargeBinary),
+    _set("ek", LargeBinary),
+    Column("secret", LargeBinary),
+)
+
+# What an owner gave to check hardware evidence by; it is not trusted.
+collateral = _table(
+    "collateral",
+    _key("owner", _DIGEST),
+    _set("pack", LargeBinary),
+    _set("sha256", _DIGEST),
+    _set("stored_us", BigInteger),
+)
+
 # One row for each distinct pair of keys, HPKE and evidence, that was given a package key, and what its runtime reported
 # since. A run has one: one pair of keys, one log, one receipt. The column of the pair's digest kept its first name.
 releases = _table(

@@ -33,6 +33,7 @@ class Purpose(StrEnum):
 
     PACKAGE_KEY = "package-key"
     SIGNING_KEY = "signing-key"
+    ACTIVATION = "tpm-activation"
 
 
 class KeyFile:

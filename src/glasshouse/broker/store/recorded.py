@@ -12,6 +12,7 @@ from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select
 from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.broker.store.database_schema import (
+    activations,
     challenges,
     delegations,
     deployments,
@@ -102,6 +103,7 @@ _SWEEP = delete(challenges).where(
     challenges.c.keep_until_us <= bindparam("now_us"),
     challenges.c.nonce.not_in(_WAITED_WITH),
 )
+_SWEEP_ACTIVATIONS = delete(activations).where(activations.c.nonce.not_in(select(challenges.c.nonce)))
 
 
 def package_key_name(package_row: str, manifest_sha256: bytes) -> str:
@@ -296,4 +298,5 @@ def head_of(row: RowMapping, *, broker_public: bytes) -> CountersignedHead | Non
 def sweep(connection: Connection, now_us: int) -> None:
     """Delete challenges whose token can no longer pass, and evidence that waits in vain."""
     connection.execute(_SWEEP_WAITING, {"now_us": now_us})
-    connection.execute(_SWEEP, {"now_us": now_us})
+    if connection.execute(_SWEEP, {"now_us": now_us}).rowcount:
+        connection.execute(_SWEEP_ACTIVATIONS)
