@@ -27,7 +27,17 @@ from glasshouse.wire.crypto import sha256
 
 _FOREVER_US = 2**53 - 1
 _UNDERSTOOD = (x509.BasicConstraints, x509.ExtendedKeyUsage, x509.KeyUsage)
-_UNUSABLE = (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.ExtensionNotFound)
+# What the library raises of certificates and answers that are none, each its own.
+_UNUSABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    InvalidSignature,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +64,12 @@ def certificate_of(der: bytes) -> x509.Certificate:
     """Parse a certificate of the form that all of NVIDIA's have; raises `FormatError`."""
     try:
         found = x509.load_der_x509_certificate(der)
+        # What is read later is parsed here, for the library parses late.
+        _ = found.subject, found.issuer, found.not_valid_before_utc, found.not_valid_after_utc
         understood = all(type(each.value) in _UNDERSTOOD for each in found.extensions if each.critical)
         if not understood or found.version is not x509.Version.v3:
             raise FormatError(Code.SCHEMA, "a certificate with what is critical and unknown")
-    except (*_UNUSABLE, x509.DuplicateExtension) as error:
+    except _UNUSABLE as error:
         raise FormatError(Code.SCHEMA, f"no certificate: {error}") from None
     return found
 
@@ -210,7 +222,7 @@ def _answer(data: bytes, der: bytes, issuer_der: bytes) -> _Answer:
             expires_us=_us(response.next_update_utc),
             responder=validity_of(responder),
         )
-    except (*_UNUSABLE, x509.DuplicateExtension) as error:
+    except _UNUSABLE as error:
         raise FormatError(Code.SCHEMA, f"no answer of OCSP: {error}") from None
 
 
