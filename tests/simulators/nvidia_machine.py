@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from lxml import etree
 
 from glasshouse.attestation.claims import Gpu
+from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Item, Pack
@@ -338,7 +340,7 @@ class NvidiaMachine:
             policy=policy or self.policy(),
             roots=self.roots,
         )
-        return nvidia_evidence.appraise_by(blob or self.blob(), bound or self.bound(), judging)
+        return nvidia_evidence.appraise_by(self.blob() if blob is None else blob, bound or self.bound(), judging)
 
 
 def signed_manifest(
@@ -392,3 +394,19 @@ def signed_manifest(
         f"<ds:KeyInfo><ds:X509Data>{keys}</ds:X509Data></ds:KeyInfo></ds:Signature></SoftwareIdentity>"
     )
     return document.replace("</SoftwareIdentity>", signature).encode().replace(*edit)
+
+
+def accepted_forms(machine: NvidiaMachine, pack: Pack, step: int) -> list[tuple[str, int]]:
+    """Return at which bytes, of every so manieth, its evidence may be changed or cut and is still accepted."""
+    blob, bound, policy = machine.blob(), machine.bound(), machine.policy()
+    assert machine.appraise(blob, pack=pack, bound=bound, policy=policy)
+    forms = [("longer", len(blob), blob + b"\0")]
+    for at in range(0, len(blob), step):
+        forms.append(("flipped", at, blob[:at] + bytes([blob[at] ^ (1 << at % 8)]) + blob[at + 1 :]))
+        forms.append(("cut", at, blob[:at]))
+    found = []
+    for what, at, form in forms:
+        with contextlib.suppress(CheckFailedError):
+            machine.appraise(form, pack=pack, bound=bound, policy=policy)
+            found.append((what, at))
+    return found

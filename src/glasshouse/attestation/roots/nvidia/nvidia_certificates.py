@@ -25,6 +25,7 @@ from glasshouse.attestation.roots.collateral import Pack, check_current
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.crypto import sha256
 
+_ECDSA_SHA384 = bytes.fromhex("300a06082a8648ce3d040303")
 _FOREVER_US = 2**53 - 1
 _UNDERSTOOD = (x509.BasicConstraints, x509.ExtendedKeyUsage, x509.KeyUsage)
 # What the library raises of certificates and answers that are none, each its own.
@@ -65,10 +66,16 @@ def certificate_of(der: bytes) -> x509.Certificate:
     try:
         found = x509.load_der_x509_certificate(der)
         # What is read later is parsed here, for the library parses late.
-        _ = found.subject, found.issuer, found.not_valid_before_utc, found.not_valid_after_utc
+        _ = found.not_valid_before_utc, found.not_valid_after_utc
         understood = all(type(each.value) in _UNDERSTOOD for each in found.extensions if each.critical)
         if not understood or found.version is not x509.Version.v3:
             raise FormatError(Code.SCHEMA, "a certificate with what is critical and unknown")
+        # No signature covers the end, of which the library takes a second form: bits that are said not to be used.
+        signature = found.signature
+        if not der.endswith(
+            found.tbs_certificate_bytes + _ECDSA_SHA384 + bytes([3, len(signature) + 1, 0]) + signature
+        ):
+            raise FormatError(Code.SCHEMA, "a certificate whose end has another form")
     except _UNUSABLE as error:
         raise FormatError(Code.SCHEMA, f"no certificate: {error}") from None
     return found
