@@ -171,7 +171,7 @@ def test_a_key_that_signs_what_it_is_given_is_no_attestation_key(machine: Softwa
     forged = dataclasses.replace(genuine, ak=public, quote=quote, signature=signature, pcrs=dreamt)
     refusal = session.refusal(forged, dataclasses.replace(session.bound(), ak=public))
     assert refusal.code is Code.TPM_KEY
-    assert "attributes 0x40472" in refusal.message
+    assert "attributes 00040472" in refusal.message
 
 
 def test_a_machine_that_booted_something_else_is_refused_by_the_register_that_shows_it(

@@ -21,11 +21,9 @@ ENDORSEMENT = 0x4000000B
 PASSWORD = struct.pack(">IHBH", 0x40000009, 0, 1, 0)  # an empty one
 _CREATE_PRIMARY, _FLUSH, _NV_READ, _NV_READ_PUBLIC, _READ_PUBLIC = 0x131, 0x165, 0x14E, 0x169, 0x173
 _START_SESSION, _POLICY_SECRET, _ACTIVATE, _PCR_READ, _QUOTE = 0x176, 0x151, 0x147, 0x17E, 0x158
-_NULL, _OWNER = 0x40000007, 0x40000001
-_SHA256, _CFB, _AES, _ALG_NULL = 0x000B, 0x0043, 0x0006, 0x0010
+_NULL, _OWNER, _SHA256, _ALG_NULL = 0x40000007, 0x40000001, 0x000B, 0x0010
 _AGAIN = (0x922, 0x908, 0x90A)  # retry, yielded, testing
-_NO_INDEX = 0x18B
-_NV_STEP = 512
+_NO_INDEX, _NV_STEP = 0x18B, 512
 _TIMEOUT_S = 120.0
 
 
@@ -73,10 +71,10 @@ class TpmDevice:
         handle = self._keep(answer)
         return handle, split(answer[8:], 1)[0]
 
-    def read_public(self, handle: int) -> bytes:
+    def read_public(self, handle: int, command: int = _READ_PUBLIC) -> bytes:
         """Return a loaded key's TPMT_PUBLIC, empty where there is none."""
         try:
-            return split(self._command(_READ_PUBLIC, (handle,)), 1)[0]
+            return split(self._command(command, (handle,)), 1)[0]
         except _RefusedError as error:
             if error.reason == _NO_INDEX:
                 return b""
@@ -84,12 +82,7 @@ class TpmDevice:
 
     def nv_read(self, index: int) -> bytes:
         """Return what an index of the non-volatile memory has, empty where there is none."""
-        try:
-            public = split(self._command(_NV_READ_PUBLIC, (index,)), 1)[0]
-        except _RefusedError as error:
-            if error.reason == _NO_INDEX:
-                return b""
-            raise
+        public = self.read_public(index, _NV_READ_PUBLIC)
         length, data = int.from_bytes(public[-2:], "big"), b""
         # An index is read by its own authorization where it allows that, else by its owner's.
         by = index if int.from_bytes(public[6:10], "big") & 1 << 18 else _OWNER

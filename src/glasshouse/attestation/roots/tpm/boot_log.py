@@ -7,19 +7,14 @@ about it comes to other values. Source: TCG PC Client Platform Firmware Profile,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import struct
 from dataclasses import dataclass
 
 from glasshouse.errors import Code, FormatError
 
-MAX_EVENTS = 4096
-_NO_ACTION = 0x00000003
-_ALG_SHA256 = 0x000B
-_KNOWN = {0x0004: 20, _ALG_SHA256: 32, 0x000C: 48, 0x000D: 64, 0x0012: 32, 0x0027: 32, 0x0028: 48, 0x0029: 64}
-_HEADER = b"Spec ID Event03\0"
+_NO_ACTION, _SHA256 = 3, 0x000B
+_SIZES = {0x0004: 20, _SHA256: 32, 0x000C: 48, 0x000D: 64, 0x0012: 32}  # of digests: SHA-1, SHA-2, SM3
 _LOCALITY = b"StartupLocality\0"
-_REGISTERS = 24
-_BANKS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,83 +27,55 @@ class BootLog:
     @classmethod
     def read(cls, log: bytes) -> BootLog:
         """Read a log; raises `FormatError` where it is not read to its last byte."""
-        reader = _LittleEndian(log)
-        sizes = _banks(reader)
+        try:
+            return cls._read(log)
+        except (struct.error, KeyError):
+            raise FormatError(Code.SCHEMA, "an event log that is cut short or not of the crypto-agile form") from None
+
+    @classmethod
+    def _read(cls, log: bytes) -> BootLog:
+        banks, at = _banks(log)
         events: list[tuple[int, bytes]] = []
-        locality, count = 0, 0
-        while not reader.is_done:
-            register, kind = reader.number(4), reader.number(4)
-            digests = _digests(reader, sizes)
-            data = reader.take(reader.number(4))
-            count += 1
-            if count > MAX_EVENTS:
-                raise FormatError(Code.SCHEMA, f"an event log of more than {MAX_EVENTS} events")
-            if kind != _NO_ACTION:
-                if register >= _REGISTERS or len(digests) != len(sizes):
-                    raise FormatError(Code.SCHEMA, "an event of no register, or without the digest of a bank")
-                events.append((register, digests[_ALG_SHA256]))
-            elif data.startswith(_LOCALITY):
-                if register != 0 or any(at == 0 for at, _ in events) or len(data) != len(_LOCALITY) + 1:
-                    raise FormatError(Code.SCHEMA, "a locality of startup that comes late or is of another register")
-                locality = data[-1]
+        locality = 0
+        while at < len(log):
+            register, kind, count = struct.unpack_from("<III", log, at)
+            at += 12
+            if count > len(banks):
+                raise FormatError(Code.SCHEMA, "an event of other banks than its log's")
+            digests: dict[int, bytes] = {}
+            for _ in range(count):
+                (algorithm,) = struct.unpack_from("<H", log, at)
+                digests[algorithm] = log[at + 2 : at + 2 + _SIZES[algorithm]]
+                at += 2 + _SIZES[algorithm]
+            (length,) = struct.unpack_from("<I", log, at)
+            data = log[at + 4 : at + 4 + length]
+            at += 4 + length
+            if kind == _NO_ACTION:
+                locality = data[-1] if data.startswith(_LOCALITY) else locality
+            elif register > 23 or digests.keys() != banks:
+                raise FormatError(Code.SCHEMA, "an event of no register, or of other banks than its log's")
+            else:
+                events.append((register, digests[_SHA256]))
+        if at > len(log):
+            raise FormatError(Code.SCHEMA, "an event log that is cut short")
         return cls(locality=locality, events=tuple(events))
 
     def replay(self) -> dict[int, bytes]:
         """Return the value of each register that it extends."""
-        values: dict[int, bytes] = {}
+        values = {0: bytes(31) + bytes([self.locality])}
         for register, digest in self.events:
-            before = values.get(register, bytes(31) + bytes([self.locality if register == 0 else 0]))
-            values[register] = hashlib.sha256(before + digest).digest()
+            values[register] = hashlib.sha256(values.get(register, bytes(32)) + digest).digest()
         return values
 
 
-def _digests(reader: _LittleEndian, sizes: Mapping[int, int]) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    for _ in range(min(reader.number(4), _BANKS)):
-        algorithm = reader.number(2)
-        if algorithm not in sizes or algorithm in found:
-            raise FormatError(Code.SCHEMA, "an event whose digest is of no bank of its log, or there twice")
-        found[algorithm] = reader.take(sizes[algorithm])
-    return found
-
-
-def _banks(reader: _LittleEndian) -> dict[int, int]:
-    """Read the first event, which is in the older form; return the size of each bank's digests."""
-    if reader.take(28) != b"\0\0\0\0" + _NO_ACTION.to_bytes(4, "little") + bytes(20):
+def _banks(log: bytes) -> tuple[set[int], int]:
+    """Read the first event, which is in the older form; return the algorithms of the digests, and where it ends."""
+    register, kind, digest, size, signature, count = struct.unpack_from("<II20sI16s8xI", log)
+    pairs = [struct.unpack_from("<HH", log, 60 + 4 * each) for each in range(min(count, len(_SIZES) + 1))]
+    (more,) = struct.unpack_from("<B", log, 60 + 4 * len(pairs))  # what the vendor adds
+    banks, end = {algorithm for algorithm, _ in pairs}, 61 + 4 * len(pairs) + more
+    if (register, kind, digest, signature, 32 + size) != (0, _NO_ACTION, bytes(20), b"Spec ID Event03\0", end):
         raise FormatError(Code.SCHEMA, "an event log that is not of the crypto-agile form")
-    size = reader.number(4)
-    specification = _LittleEndian(reader.take(size))
-    if specification.take(len(_HEADER)) != _HEADER:
-        raise FormatError(Code.SCHEMA, "an event log that is not of the crypto-agile form")
-    specification.take(8)  # class of the platform, version, size of addresses
-    banks = [(specification.number(2), specification.number(2)) for _ in range(min(specification.number(4), _BANKS))]
-    specification.take(specification.number(1))
-    sizes = dict(banks)
-    if not specification.is_done or len(sizes) != len(banks) or _ALG_SHA256 not in sizes:
-        raise FormatError(Code.SCHEMA, "an event log without the bank sha256, or whose banks are not read")
-    if any(_KNOWN.get(algorithm) != length for algorithm, length in banks):
-        raise FormatError(Code.SCHEMA, "an event log with a bank of an unknown algorithm or size")
-    return sizes
-
-
-class _LittleEndian:
-    """Takes little-endian fields; raises `FormatError` where the data ends early."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left."""
-        return self._at == len(self._data)
-
-    def take(self, length: int) -> bytes:
-        """Return the next bytes."""
-        self._at += length
-        if self._at > len(self._data):
-            raise FormatError(Code.SCHEMA, "an event log that is cut short")
-        return self._data[self._at - length : self._at]
-
-    def number(self, length: int) -> int:
-        """Return an unsigned number of so many bytes."""
-        return int.from_bytes(self.take(length), "little")
+    if _SHA256 not in banks or len(banks) < len(pairs) or any(_SIZES[one] != length for one, length in pairs):
+        raise FormatError(Code.SCHEMA, "an event log without the bank sha256, or with one twice or of another size")
+    return banks, end

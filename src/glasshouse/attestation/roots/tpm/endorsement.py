@@ -8,25 +8,23 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Sequence
-from itertools import pairwise
+from datetime import UTC, datetime
 
 from cryptography import x509
 from cryptography.hazmat.decrepit.ciphers.modes import CFB
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.hashes import SHA256, SHA384, SHA512
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.x509 import verification
 
 from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
 from glasshouse.attestation.roots.tpm.tpm_structures import check_ak, refused
 from glasshouse.attestation.roots.x509_errors import X509_ERRORS
 from glasshouse.errors import Code, FormatError
 
-MAX_EK_BYTES = 4096
 MAX_CERTIFICATES = 4
 _EK_USE = x509.ObjectIdentifier("2.23.133.8.1")
-_UNDERSTOOD = (x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage, x509.SubjectAlternativeName)
 
 
 def check_endorsement(ek: bytes, *, policy: TpmPolicy, now_us: int) -> int:
@@ -43,18 +41,17 @@ def check_endorsement(ek: bytes, *, policy: TpmPolicy, now_us: int) -> int:
     """
     with refused(Code.TPM_ENDORSEMENT, "the endorsement key"):
         try:
-            chain = _certificates(ek)
-            path = [*chain, _root_of(chain[-1], [x509.load_der_x509_certificate(one) for one in policy.ek_roots])]
-            _check_use(chain[0], path[1])
-            for below, (child, parent) in enumerate(pairwise(path)):
-                _check_issued(child, parent, below)
-            start = max(_us(one.not_valid_before_utc.timestamp()) for one in path)
-            end = min(_us(one.not_valid_after_utc.timestamp()) for one in path)
+            given = _certificates(ek)
+            path = _path(given, [x509.load_der_x509_certificate(root) for root in policy.ek_roots], now_us)
+            _check_use(*path[:2])
         except X509_ERRORS as error:
-            raise FormatError(Code.SCHEMA, f"a certificate that cannot be used: {error}") from None
-        if not start <= now_us < end:
-            raise FormatError(Code.SCHEMA, "a certificate that is not yet or no longer valid")
-    return end
+            # Its text may have names that a stranger wrote.
+            why = f"no way that holds now from its certificate to a root of the policy ({type(error).__name__})"
+            raise FormatError(Code.SCHEMA, why) from None
+        end = min(int(one.not_valid_after_utc.timestamp()) for one in path) * 1_000_000
+        if path[:-1] != given or now_us >= end:
+            raise FormatError(Code.SCHEMA, "a certificate that is over, or that is not on the way to a root")
+    return min(end, 2**53 - 1)
 
 
 def credential_for(ak: bytes, ek: bytes, secret: bytes, *, policy: TpmPolicy, now_us: int) -> bytes | None:
@@ -108,22 +105,38 @@ def _sized(data: bytes) -> bytes:
     return len(data).to_bytes(2, "big") + data
 
 
-def _us(seconds: float) -> int:
-    return min(max(int(seconds) * 1_000_000, 0), 2**53 - 1)
-
-
 def _certificates(data: bytes) -> list[x509.Certificate]:
     found: list[x509.Certificate] = []
-    at = 0
-    while at < len(data):
-        if data[at : at + 2] != b"\x30\x82" or len(found) == MAX_CERTIFICATES or len(data) > MAX_EK_BYTES:
-            raise FormatError(Code.SCHEMA, f"not 1 to {MAX_CERTIFICATES} certificates, DER, of {MAX_EK_BYTES} bytes")
-        end = at + 4 + int.from_bytes(data[at + 2 : at + 4], "big")
-        found.append(x509.load_der_x509_certificate(data[at:end]))
-        at = end
-    if not found or at != len(data):
-        raise FormatError(Code.SCHEMA, "no certificate, or one that is cut short")
+    while data or not found:
+        end = 4 + int.from_bytes(data[2:4], "big")
+        if data[:2] != b"\x30\x82" or end > len(data) or len(found) == MAX_CERTIFICATES:
+            raise FormatError(Code.SCHEMA, f"not 1 to {MAX_CERTIFICATES} certificates, DER")
+        found.append(x509.load_der_x509_certificate(data[:end]))
+        data = data[end:]
     return found
+
+
+def _path(given: list[x509.Certificate], roots: list[x509.Certificate], now_us: int) -> list[x509.Certificate]:
+    """Return the way from the first certificate to a root, which was verified."""
+    authority = (
+        verification.ExtensionPolicy.permit_all()
+        .require_present(x509.BasicConstraints, verification.Criticality.AGNOSTIC, _may_issue)
+        .require_present(x509.KeyUsage, verification.Criticality.AGNOSTIC, _may_issue)
+    )
+    verifier = (
+        verification.PolicyBuilder()
+        .store(verification.Store(roots))
+        .time(datetime.fromtimestamp(now_us // 1_000_000, UTC))
+        .max_chain_depth(MAX_CERTIFICATES)
+        .extension_policies(ca_policy=authority, ee_policy=verification.ExtensionPolicy.permit_all())
+        .build_client_verifier()
+    )
+    return verifier.verify(given[0], given[1:]).chain
+
+
+def _may_issue(_policy: object, _certificate: object, found: x509.BasicConstraints | x509.KeyUsage) -> None:
+    if not (found.ca if isinstance(found, x509.BasicConstraints) else found.key_cert_sign):
+        raise ValueError("an issuer that may not issue")
 
 
 def _key_of(certificate: x509.Certificate) -> rsa.RSAPublicKey | ec.EllipticCurvePublicKey:
@@ -144,38 +157,5 @@ def _check_use(certificate: x509.Certificate, issuer: x509.Certificate) -> None:
         uses = issuer.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     usage = found.get_extension_for_class(x509.KeyUsage).value
     opens = usage.key_encipherment if isinstance(key, rsa.RSAPublicKey) else usage.key_agreement
-    if _EK_USE not in uses or not opens or usage.digital_signature or _is_authority(certificate, 0):
+    if _EK_USE not in uses or not opens or usage.digital_signature or usage.key_cert_sign:
         raise FormatError(Code.SCHEMA, "a certificate for another use than of an endorsement key")
-
-
-def _is_authority(certificate: x509.Certificate, below: int) -> bool:
-    """Whether it may issue, with so many authorities beneath it."""
-    found = certificate.extensions
-    try:
-        basic = found.get_extension_for_class(x509.BasicConstraints).value
-    except x509.ExtensionNotFound:
-        return False
-    if not basic.ca:
-        return False
-    usage = found.get_extension_for_class(x509.KeyUsage).value
-    return usage.key_cert_sign and (basic.path_length is None or basic.path_length >= below)
-
-
-def _root_of(last: x509.Certificate, roots: Sequence[x509.Certificate]) -> x509.Certificate:
-    for root in roots:
-        try:
-            last.verify_directly_issued_by(root)
-        except X509_ERRORS:
-            continue
-        return root
-    raise FormatError(Code.SCHEMA, "a certificate that does not lead to a root that the policy names")
-
-
-def _check_issued(child: x509.Certificate, parent: x509.Certificate, below: int) -> None:
-    if not isinstance(child.signature_hash_algorithm, SHA256 | SHA384 | SHA512):
-        raise FormatError(Code.SCHEMA, "a certificate signed over a digest that is not accepted")
-    if any(one.critical and not isinstance(one.value, _UNDERSTOOD) for one in child.extensions):
-        raise FormatError(Code.SCHEMA, "a certificate with a critical extension that is not understood")
-    if not _is_authority(parent, below):
-        raise FormatError(Code.SCHEMA, "a certificate of an issuer that may not issue it")
-    child.verify_directly_issued_by(parent)

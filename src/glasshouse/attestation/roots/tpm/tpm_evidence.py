@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 
-from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.refusal import CheckFailedError, check_same
 from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.binding import Bound, activation_mac
 from glasshouse.attestation.roots.collateral import Pack
@@ -55,21 +55,15 @@ def appraise(blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy
 
 def _check_named(what: str, code: Code, given: bytes, named: bytes | None, bound: Bound) -> None:
     """The key is that of the challenge request, which a later verifier does not have."""
-    if not bound.is_repeated and given != named:
-        raise CheckFailedError(
-            "12",
-            code,
-            f"an {what} key that the challenge request did not name",
-            expected="none" if named is None else sha256(named).hex(),
-            actual=sha256(given).hex(),
+    if not bound.is_repeated:
+        check_same(
+            "12", code, f"another {what} key", "none" if named is None else sha256(named).hex(), sha256(given).hex()
         )
 
 
 def _check_activation(activation: bytes | None, bound: Bound) -> None:
     """The TPM opened the challenge's credential for this composite; not repeated, for its secret is gone."""
-    if bound.is_repeated and activation is not None:
-        return
-    if bound.secret is None or activation is None:
+    if activation is None or (bound.secret is None and not bound.is_repeated):
         raise CheckFailedError("12", Code.TPM_ACTIVATION, "evidence of a TPM's key without its activation")
-    if not hmac.compare_digest(activation, activation_mac(bound.secret, bound.composite)):
+    if bound.secret and not hmac.compare_digest(activation, activation_mac(bound.secret, bound.composite)):
         raise CheckFailedError("12", Code.TPM_ACTIVATION, "an activation of another challenge, key or run")

@@ -5,17 +5,20 @@ Source: TCG TPM 2.0 Library, Part 2, 10.12 and 10.13.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 
-from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.refusal import CheckFailedError, check_same
 from glasshouse.attestation.roots.tpm.boot_log import BootLog
 from glasshouse.attestation.roots.tpm.tpm_registers import QUOTED_PCRS
-from glasshouse.attestation.roots.tpm.tpm_structures import ALG_SHA256, Key, TpmReader, check_signature, refused
+from glasshouse.attestation.roots.tpm.tpm_structures import Key, check_signature, refused, sized
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import sha256
 
-_GENERATED, _QUOTE = 0xFF544347, 0x8018
+_HEAD = b"\xffTCG\x80\x18"  # TPM_GENERATED, TPM_ST_ATTEST_QUOTE
+# Clock; resets; restarts, and whether the clock is safe; firmware's version; selection of one bank; digest.
+_REST = struct.Struct(">8xI5xQ10s34s")
 _LOGGED = range(10)  # what the firmware and the boot loader write to
 
 
@@ -45,35 +48,25 @@ def appraise_quote(
         CheckFailedError: `hardware-signature`, `tpm-quote`, `reference-value-unknown`, `tpm-log` or `hardware-binding`.
     """
     check_signature(key, signature, quote)
+    bits = sum(1 << register for register in registers).to_bytes(3, "little")
     with refused(Code.TPM_QUOTE, "the quote"):
-        reader = TpmReader(quote)
-        if reader.number(4) != _GENERATED or reader.number(2) != _QUOTE:
+        if quote[: len(_HEAD)] != _HEAD:
             raise FormatError(Code.SCHEMA, "an attestation that is no quote, or that no TPM made")
-        reader.sized()  # qualified name of the signer: follows from the key
-        quoted_data = reader.sized()
-        reader.number(8)  # clock
-        resets = reader.number(4)
-        reader.take(4 + 1)  # restarts; whether the clock is safe
-        firmware = reader.number(8)
-        bits = sum(1 << register for register in registers).to_bytes(3, "little")
-        if reader.take(10) != b"\0\0\0\1" + ALG_SHA256.to_bytes(2, "big") + b"\3" + bits:
+        _, rest = sized(quote[len(_HEAD) :])  # qualified name of the signer: follows from the key
+        quoted_data, rest = sized(rest)
+        if len(rest) != _REST.size:
+            raise FormatError(Code.SCHEMA, "a quote that is cut short, or bytes behind it")
+        resets, firmware, selection, digest = _REST.unpack(rest)
+        if selection != b"\0\0\0\1\0\x0b\3" + bits:
             raise FormatError(Code.SCHEMA, "a selection of other registers, or of another bank than sha256")
-        if len(values) != len(registers) or reader.sized() != sha256(b"".join(values)):
+        if len(values) != len(registers) or digest != b"\0\x20" + sha256(b"".join(values)):
             raise FormatError(Code.SCHEMA, "a digest that is not of the values beside it")
-        reader.end()
     found = dict(zip(registers, values, strict=True))
     _check_values(found, accepted)
     claims: dict[str, Json] = {"firmware": f"{firmware:016x}", "resets": resets}
     if log:
         claims["log_events"] = _check_log(log, found)
-    if quoted_data != extra_data:
-        raise CheckFailedError(
-            "12",
-            Code.HARDWARE_BINDING,
-            "a quote of another run, challenge or key",
-            expected=extra_data.hex(),
-            actual=quoted_data.hex(),
-        )
+    check_same("12", Code.HARDWARE_BINDING, "a quote that carries something else", extra_data.hex(), quoted_data.hex())
     return claims
 
 
@@ -97,13 +90,7 @@ def _check_log(log: bytes, values: Mapping[int, bytes]) -> int:
         found = BootLog.read(log)
     replayed = found.replay()
     for register in _LOGGED:
-        value = replayed.get(register, bytes(32))
-        if values.get(register) != value:
-            raise CheckFailedError(
-                "12",
-                Code.TPM_LOG,
-                f"the firmware's log does not come to the value of register {register}",
-                expected=value.hex(),
-                actual=values.get(register, b"").hex(),
-            )
+        expected, actual = replayed.get(register, bytes(32)), values.get(register, b"")
+        what = f"a log of the firmware's that comes to another value of register {register}"
+        check_same("12", Code.TPM_LOG, what, expected.hex(), actual.hex())
     return len(found.events)

@@ -1,11 +1,12 @@
-"""Structures of TPM 2.0 in their one form, and the keys that they hold.
+"""Keys and signatures of TPM 2.0, each in its one form.
 
-Source: TCG TPM 2.0 Library, Part 2.
+Source: TCG TPM 2.0 Library, Part 2, 11.3 and 12.2.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,43 +18,14 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.errors import Code, FormatError
 
-ALG_SHA256 = 0x000B
-_NAMES = {ALG_SHA256: "sha256", 0x000C: "sha384"}
-_RSA, _ECC, _NULL, _RSASSA, _ECDSA, _P256 = 0x0001, 0x0023, 0x0010, 0x0014, 0x0018, 0x0003
-# fixedTPM, fixedParent, sensitiveDataOrigin, userWithAuth, restricted, sign; noDA may stand beside them.
-_ATTESTING, _NO_DA = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 16 | 1 << 18, 1 << 10
+Key = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 
-
-class TpmReader:
-    """Takes big-endian fields from a structure; raises `FormatError` where it ends early or late."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
-
-    def take(self, length: int) -> bytes:
-        """Return the next bytes."""
-        self._at += length
-        if self._at > len(self._data):
-            raise FormatError(Code.SCHEMA, "a structure that is cut short")
-        return self._data[self._at - length : self._at]
-
-    def number(self, length: int) -> int:
-        """Return an unsigned number of so many bytes."""
-        return int.from_bytes(self.take(length), "big")
-
-    def sized(self) -> bytes:
-        """Return the content of a TPM2B."""
-        return self.take(self.number(2))
-
-    def want(self, *numbers: int) -> None:
-        """Take 16-bit numbers that have to be these."""
-        if any(self.number(2) != number for number in numbers):
-            raise FormatError(Code.SCHEMA, "an algorithm that is not accepted")
-
-    def end(self) -> None:
-        """Nothing is left."""
-        if self._at != len(self._data):
-            raise FormatError(Code.SCHEMA, "bytes behind a structure")
+# Of a TPMT_PUBLIC: kind; algorithm of the name, SHA-256 or SHA-384; fixedTPM, fixedParent, sensitiveDataOrigin,
+# userWithAuth, restricted and sign, with or without noDA; no policy; no symmetric algorithm; then of ECC: ECDSA with
+# SHA-256, P-256, no derivation, the point; of RSA: RSASSA with SHA-256, 2048 bits, the usual exponent, the modulus.
+_COMMON = rb"\0[\x0b\x0c]\0\x05[\0\x04]\x72\0\0\0\x10"
+_ECC = re.compile(rb"\0\x23" + _COMMON + rb"\0\x18\0\x0b\0\x03\0\x10\0\x20(.{32})\0\x20(.{32})", re.DOTALL)
+_RSA = re.compile(rb"\0\x01" + _COMMON + rb"\0\x14\0\x0b\x08\0\0\0\0\0\x01\0([\x80-\xff].{255})", re.DOTALL)
 
 
 @contextmanager
@@ -67,7 +39,12 @@ def refused(code: Code, what: str) -> Iterator[None]:
         raise CheckFailedError("12", code, f"{what}: {error}") from None
 
 
-Key = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
+def sized(data: bytes) -> tuple[bytes, bytes]:
+    """Return the content of the TPM2B that data begins with, and what is behind it; raises `FormatError`."""
+    end = 2 + int.from_bytes(data[:2], "big")
+    if len(data) < end:
+        raise FormatError(Code.SCHEMA, "a structure that is cut short")
+    return data[2:end], data[end:]
 
 
 def attesting_key(public: bytes) -> Key:
@@ -77,33 +54,16 @@ def attesting_key(public: bytes) -> Key:
         CheckFailedError: `tpm-key`, for attributes too: a key without `restricted` signs attestations made at home.
     """
     with refused(Code.TPM_KEY, "the attestation key"):
-        reader = TpmReader(public)
-        kind, name_algorithm, attributes = reader.number(2), reader.number(2), reader.number(4)
-        if name_algorithm not in _NAMES:
-            raise FormatError(Code.SCHEMA, "a name that is of neither SHA-256 nor SHA-384")
-        if attributes & ~_NO_DA != _ATTESTING:
-            raise FormatError(
-                Code.SCHEMA, f"attributes {attributes:#x}, not those of a restricted signing key, {_ATTESTING:#x}"
-            )
-        reader.want(0)  # no authorization policy
-        reader.want(_NULL)  # no symmetric algorithm
-        key: Key
-        if kind == _ECC:
-            reader.want(_ECDSA, ALG_SHA256, _P256, _NULL)
-            x, y = reader.sized(), reader.sized()
-            key = ec.EllipticCurvePublicNumbers(
-                int.from_bytes(x, "big"), int.from_bytes(y, "big"), ec.SECP256R1()
-            ).public_key()
-            canonical = len(x) == len(y) == 32
-        else:
-            reader.want(_RSASSA, ALG_SHA256, 2048, 0, 0)  # the exponent is the usual one
-            modulus = reader.sized()
-            key = rsa.RSAPublicNumbers(65537, int.from_bytes(modulus, "big")).public_key()
-            canonical = kind == _RSA and len(modulus) == 256 and modulus[0] >= 0x80 and modulus[-1] % 2 == 1
-        reader.end()
-        if not canonical:
-            raise FormatError(Code.SCHEMA, "a key of another kind or size than ECC P-256 or RSA-2048")
-    return key
+        if found := _ECC.fullmatch(public):
+            x, y = (int.from_bytes(number, "big") for number in found.groups())
+            return ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
+        if (found := _RSA.fullmatch(public)) and public[-1] & 1:
+            return rsa.RSAPublicNumbers(65537, int.from_bytes(found[1], "big")).public_key()
+        raise FormatError(
+            Code.SCHEMA,
+            "not a restricted signing key of ECC P-256 with ECDSA-SHA-256 or RSA-2048 with RSASSA-SHA-256: "
+            f"attributes {public[4:8].hex()}, where 00050072 or 00050472 are wanted",
+        )
 
 
 def check_ak(public: bytes) -> bytes:
@@ -116,31 +76,22 @@ def check_ak(public: bytes) -> bytes:
         CheckFailedError: `tpm-key`.
     """
     attesting_key(public)
-    algorithm = public[2:4]
-    return algorithm + hashlib.new(_NAMES[int.from_bytes(algorithm, "big")], public).digest()
+    return public[2:4] + hashlib.new("sha256" if public[3] == 0x0B else "sha384", public).digest()
 
 
 def check_signature(key: Key, signature: bytes, message: bytes) -> None:
-    """A TPMT_SIGNATURE of the scheme that the key has.
-
-    Raises:
-        CheckFailedError: `hardware-signature`.
-    """
+    """A TPMT_SIGNATURE of the scheme that the key has; raises `CheckFailedError`, `hardware-signature`."""
+    is_rsa = isinstance(key, rsa.RSAPublicKey)
     with refused(Code.HARDWARE_SIGNATURE, "the quote's signature"):
-        reader = TpmReader(signature)
+        value, rest = sized(signature[4:])
+        number, rest = (b"", rest) if is_rsa else sized(rest)
+        if signature[:4] != (b"\0\x14\0\x0b" if is_rsa else b"\0\x18\0\x0b") or rest:
+            raise FormatError(Code.SCHEMA, "of another scheme or form than the key's")
         try:
             if isinstance(key, rsa.RSAPublicKey):
-                reader.want(_RSASSA, ALG_SHA256)
-                value = reader.sized()
-                reader.end()
                 key.verify(value, message, padding.PKCS1v15(), SHA256())
             else:
-                reader.want(_ECDSA, ALG_SHA256)
-                r, s = reader.sized(), reader.sized()
-                reader.end()
-                if len(r) > 32 or len(s) > 32:
-                    raise FormatError(Code.SCHEMA, "a number of more bytes than the curve has")
-                pair = int.from_bytes(r, "big"), int.from_bytes(s, "big")
-                key.verify(encode_dss_signature(*pair), message, ec.ECDSA(SHA256()))
+                r, s = (int.from_bytes(one, "big") if len(one) <= 32 else 0 for one in (value, number))
+                key.verify(encode_dss_signature(r, s), message, ec.ECDSA(SHA256()))
         except InvalidSignature:
             raise FormatError(Code.SCHEMA, "the attestation key did not sign this") from None
