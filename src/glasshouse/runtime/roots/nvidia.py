@@ -13,7 +13,7 @@ from typing import Any
 
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.kinds import NVIDIA
-from glasshouse.attestation.roots.nvidia.nvidia_blob import GpuMode, NvidiaBlob
+from glasshouse.attestation.roots.nvidia.nvidia_blob import CHAIN_LENGTH, GpuMode, NvidiaBlob
 from glasshouse.errors import FormatError
 from glasshouse.handshake.messages import TpmKeys
 from glasshouse.runtime import gpus
@@ -195,4 +195,7 @@ def _of(answer: Any) -> bytes:
 
 def _chain(pem: bytes) -> list[bytes]:
     """Return the certificates without the last one: the root is pinned where they are appraised."""
-    return [binascii.a2b_base64(one) for one in _PEM.findall(pem)][:-1]
+    found = [binascii.a2b_base64(one) for one in _PEM.findall(pem)]
+    if len(found) != CHAIN_LENGTH + 1:
+        raise OSError("a chain of another length")
+    return found[:-1]
