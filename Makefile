@@ -13,7 +13,7 @@ FORKING := tests/unit/runtime
 # Each test starts processes; without cached bytecode each of those would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-fast test-long lint docs vectors count clean bench-package bench-lifecycle bench-evidence bench-gate bench-collectives bench-nulls bench-places bench-spread bench-trainer bench-checkpoints bench-coverage
+.PHONY: help setup demo test test-fast test-long lint docs vectors count clean bench-package bench-lifecycle bench-evidence bench-gate bench-collectives bench-nulls bench-places bench-spread bench-trainer bench-checkpoints bench-hardware bench-coverage
 
 help: ## this list
 	@grep -E '^[a-z][a-z -]*:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -70,7 +70,7 @@ docs: $(VENV)/.ready-dev ## the documentation as a site, in build/site
 vectors: $(VENV)/.ready-dev ## write spec/vectors again from their generators
 	for generator in spec/vectors/generate_*.py; do $(BIN)/python $$generator || exit 1; done
 
-bench-package bench-lifecycle bench-evidence bench-gate bench-collectives bench-nulls bench-places bench-spread bench-trainer bench-checkpoints: $(VENV)/.ready-dev ## a measurement; options in ARGUMENTS, -o FILE keeps it
+bench-package bench-lifecycle bench-evidence bench-gate bench-collectives bench-nulls bench-places bench-spread bench-trainer bench-checkpoints bench-hardware: $(VENV)/.ready-dev ## a measurement; options in ARGUMENTS, -o FILE keeps it
 	$(BIN)/python -m benchmarks.$(@:bench-%=%) $(ARGUMENTS)
 
 bench-coverage: $(VENV)/.ready-dev ## how often the interval holds the truth in simulated worlds; takes four minutes

@@ -48,6 +48,7 @@ VERSIONS = {DRIVER_MANIFEST: DRIVER, VBIOS_MANIFEST: VBIOS, SWITCH_MANIFEST: SWI
 _DAY = timedelta(days=1)
 _FOREVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 _FWID_DER = bytes.fromhex("303d06096086480165030402020430")
+_TCB_BYTES = 330  # before it, so that a certificate is as long as a real one
 _SWID = "http://standards.iso.org/iso/19770/-2/2015/schema.xsd"
 _DS = "http://www.w3.org/2000/09/xmldsig#"
 
@@ -174,6 +175,7 @@ def _gpu_fields(fwid: bytes, switches: Sequence[bytes]) -> dict[int, bytes]:
         17: b"G520\0",
         18: b"0280\0",
         3: DRIVER.encode() + b"\0",
+        12: bytes(256),
         20: fwid,
         21: b"\xaa" if switches else b"\x55",
         **({22: b"".join(links)} if links else {}),
@@ -218,7 +220,7 @@ class NvidiaMachine:
         pdi, fwid = hashlib.sha256(seed.encode()).digest()[:8], hashlib.sha384(seed.encode()).digest()
         chip, serial = ("LS_10", "50") if is_switch else ("GH100", "41")
         device = certified(named(f"{chip} A01 GSP BROM", serial + pdi.hex().upper()), self.provisioner)
-        tcb = x509.UnrecognizedExtension(x509.ObjectIdentifier("2.23.133.5.4.1"), bytes(20) + _FWID_DER + fwid)
+        tcb = x509.UnrecognizedExtension(x509.ObjectIdentifier("2.23.133.5.4.1"), bytes(_TCB_BYTES) + _FWID_DER + fwid)
         key = certified(named(f"{chip} A01 GSP FMC LF"), device, is_authority=False, extensions=[tcb])
         chain = [key, device, self.provisioner, self.family]
         return SimulatedDevice(chain=chain, fwid=fwid, pdi=pdi, is_switch=is_switch)
