@@ -151,7 +151,6 @@ PSS = padding.MGF1(SHA384())
     [
         {"subject": "SEV-VLEK"},
         {"subject": "ARK-Genoa"},
-        {"issuer": "SEV-Milan"},
         {"role": "ark"},
         {"role": "asvk"},
         {"starts": NOW + timedelta(days=1)},

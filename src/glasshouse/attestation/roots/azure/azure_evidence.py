@@ -6,7 +6,7 @@ Source: spec/hardware-evidence.md, section 7.4, in the order of its checks.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey, RSAPublicNumbers
@@ -71,8 +71,7 @@ def appraise_machine(
         roots=roots,
     )
     with refused(Code.AZURE_KEY, "the runtime data"):
-        runtime = _read_runtime(evidence.runtime)
-        key = _attestation_key(runtime)
+        key, configured = _read_runtime(evidence.runtime)
     appraise_quote(
         evidence.quote,
         evidence.signature,
@@ -83,42 +82,28 @@ def appraise_machine(
         extra_data=extra_data,
         registers=registers,
     )
-    configured = runtime.get("vm-configuration")
-    facts: dict[str, Json] = {
-        name: value
-        for name, value in (configured.items() if isinstance(configured, dict) else ())
-        if isinstance(value, bool)
-    }
     paravisor = "Microsoft's, whose guest_svn and measurement these are"
-    claims = {**machine.claims, "paravisor": paravisor, "vm": facts}
+    claims = {**machine.claims, "paravisor": paravisor, "vm": configured}
     return Appraised(vector=machine.vector, not_after_us=machine.not_after_us, claims=claims)
 
 
-def _read_runtime(data: bytes) -> Mapping[str, Any]:
-    """Return the runtime data; raises `FormatError`."""
+def _read_runtime(data: bytes) -> tuple[RSAPublicKey, dict[str, Json]]:
+    """Return the vTPM's attestation key, and what is on in the machine; raises `FormatError`."""
     try:
-        found = json.loads(data.decode("utf-8"), object_pairs_hook=_once)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise FormatError(Code.SCHEMA, "no JSON object of which each member is there once")
-    return found
+        found = json.loads(data.decode(), object_pairs_hook=_once)
+        (key,) = (one for one in found["keys"] if one["kid"] == _KEY)
+        modulus = b64decode(key["n"]) if (key["kty"], key["e"]) == ("RSA", "AQAB") else b""
+        facts: dict[str, Json] = {
+            name: value for name, value in found["vm-configuration"].items() if isinstance(value, bool)
+        }
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        raise FormatError(Code.SCHEMA, f"no JSON with one key {_KEY} and a configuration") from None
+    if len(modulus) != 256 or modulus[0] < 0x80:
+        raise FormatError(Code.SCHEMA, f"a key {_KEY} of another kind than RSA-2048 with the exponent 65537")
+    return RSAPublicNumbers(65537, int.from_bytes(modulus, "big")).public_key(), facts
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    if len(found := dict(pairs)) < len(pairs):
         raise ValueError
     return found
-
-
-def _attestation_key(runtime: Mapping[str, Any]) -> RSAPublicKey:
-    keys = runtime.get("keys")
-    named = [key for key in keys if isinstance(key, dict) and key.get("kid") == _KEY] if isinstance(keys, list) else []
-    if len(named) != 1 or named[0].get("kty") != "RSA" or named[0].get("e") != "AQAB":
-        raise FormatError(Code.SCHEMA, f"not exactly one RSA key {_KEY} of the exponent 65537")
-    text = named[0].get("n")
-    modulus = b64decode(text) if isinstance(text, str) else b""
-    if len(modulus) != 256 or modulus[0] < 0x80:
-        raise FormatError(Code.SCHEMA, f"a key {_KEY} of another size than 2048 bits")
-    return RSAPublicNumbers(65537, int.from_bytes(modulus, "big")).public_key()

@@ -5,18 +5,23 @@ Source: spec/hardware-evidence.md, section 7.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.sev_snp.sev_snp_policy import GUEST_BITS, SevSnpPolicy, version_of
 from glasshouse.attestation.roots.sev_snp.snp_report import SnpReport
 from glasshouse.attestation.roots.sev_snp.vek_certificate import VekCertificate
 from glasshouse.errors import Code
 
-_SMT, _MIGRATION, _DEBUG, _CXL = 1 << 16, 1 << 18, 1 << 19, 1 << 21
-_ALIAS_CHECKED = 1 << 5
+_DEBUG, _SMT, _ALIAS_CHECKED = 1 << 19, 1 << 16, 1 << 5
+_DENIED = {1 << 18: "a migration agent", 1 << 21: "memory behind CXL"}
 _TCB = {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7}
 _LATER_TCB = {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7}
+# Pages of CPUID that AMD gave to each product: family, and models.
+_PRODUCTS = (
+    ("Milan", 0x19, 0x00, 0x0F),
+    ("Genoa", 0x19, 0x10, 0x1F),
+    ("Genoa", 0x19, 0xA0, 0xAF),
+    ("Turin", 0x1A, 0x00, 0x11),
+)
 
 
 def refused(code: Code, message: str, expected: object = "", actual: object = "") -> CheckFailedError:
@@ -26,23 +31,15 @@ def refused(code: Code, message: str, expected: object = "", actual: object = ""
 
 def check_chip(report: SnpReport, vek: VekCertificate, product: str, policy: SevSnpPolicy) -> None:
     """The product is one and the policy's (`snp-product`), the chip that of the certificate (`snp-chip`)."""
-    if _product_of(report.family, report.model) != product or vek.product.split("-")[0] != product:
-        raise refused(
-            Code.SNP_PRODUCT,
-            "a processor of another product than the key that signed for it",
-            product,
-            f"family {report.family:#x}, model {report.model:#x}, {vek.product}",
-        )
+    family, model = report.processor
+    known = [name for name, of, low, high in _PRODUCTS if family == of and low <= model <= high]
+    if known != [product] or vek.product.split("-")[0] != product:
+        shown = f"family {family:#x}, model {model:#x}, {vek.product}"
+        raise refused(Code.SNP_PRODUCT, "a processor of another product than its key", product, shown)
     if product not in policy.tcb:
-        raise refused(Code.SNP_PRODUCT, "a product that the policy does not list", policy.tcb, product)
-    is_masked = not any(report.chip)
-    if not vek.is_vlek and (is_masked or report.chip != vek.chip.ljust(64, b"\0")):
-        raise refused(
-            Code.SNP_CHIP,
-            "a report whose chip the host masks" if is_masked else "a report of another chip than its key's",
-            vek.chip.hex(),
-            report.chip.hex(),
-        )
+        raise refused(Code.SNP_PRODUCT, "a product that the policy does not list", [*policy.tcb], product)
+    if not vek.is_vlek and (not any(report.chip) or report.chip != vek.chip.ljust(64, b"\0")):
+        raise refused(Code.SNP_CHIP, "a chip that is masked, or not its key's", vek.chip, report.chip)
     if policy.chips and report.chip not in policy.chips:
         raise refused(Code.SNP_CHIP, "a chip that the policy does not list", policy.chips, report.chip)
 
@@ -52,10 +49,7 @@ def check_guest(report: SnpReport, policy: SevSnpPolicy) -> None:
     bits = report.guest_policy
     if bits & _DEBUG:
         raise refused(Code.HARDWARE_DEBUG, "a guest whose memory its host may read to debug it")
-    denied = {_MIGRATION: "a migration agent", _CXL: "memory behind CXL"}
-    if not policy.smt:
-        denied[_SMT] = "other threads on its cores"
-    for bit, what in denied.items():
+    for bit, what in (_DENIED if policy.smt else {**_DENIED, _SMT: "other threads on its cores"}).items():
         if bits & bit:
             raise refused(Code.SNP_POLICY, f"a guest that was launched to allow {what}")
     for name in policy.requires:
@@ -63,43 +57,37 @@ def check_guest(report: SnpReport, policy: SevSnpPolicy) -> None:
             raise refused(Code.SNP_POLICY, f"a guest that was not launched to demand {name}")
     abi = (bits >> 8 & 0xFF, bits & 0xFF)
     if abi < version_of(policy.least_abi):
-        raise refused(Code.SNP_POLICY, "a guest that was launched to need less", policy.least_abi, "{}.{}".format(*abi))
+        raise refused(Code.SNP_POLICY, "a guest that was launched to need less", policy.least_abi, abi)
     if report.vmpl != policy.vmpl:
         raise refused(Code.SNP_VMPL, "a report that another privilege level asked for", policy.vmpl, report.vmpl)
 
 
-def check_firmware(report: SnpReport, vek: VekCertificate, product: str, policy: SevSnpPolicy) -> Mapping[str, int]:
-    """Firmware and microcode are those of the certificate, and nowhere below the floor; return the security versions.
+def check_firmware(report: SnpReport, vek: VekCertificate, product: str, policy: SevSnpPolicy) -> None:
+    """Firmware and microcode are those of the certificate, and nowhere below the floor.
 
     Raises:
         CheckFailedError: `snp-report`, `hardware-certificate` or `hardware-tcb`.
     """
     layout = _LATER_TCB if product == "Turin" else _TCB
-    floor = policy.tcb[product]
-    versions = {
-        "reported": report.reported_tcb,  # by which the key was made
-        "committed": report.committed_tcb,  # behind which the host cannot go back
-        "current": report.current_tcb,
-        "launch": report.launch_tcb,  # what measured the guest
-    }
-    for name, raw in versions.items():
+    for name, raw in report.tcbs.items():
         if any(raw[at] for at in range(8) if at not in layout.values()):
             raise refused(Code.SNP_REPORT, f"reserved bytes of the {name} TCB that are not zero", "", raw)
         if name == "reported" and vek.tcb != {part: raw[at] for part, at in layout.items()}:
-            raise refused(Code.HARDWARE_CERTIFICATE, "a certificate of other firmware than the report's", vek.tcb, raw)
+            raise refused(Code.HARDWARE_CERTIFICATE, "a certificate of other firmware", vek.tcb, raw)
         for part, at in layout.items():
-            least: int = getattr(floor, part)
+            least: int = getattr(policy.tcb[product], part)
             if raw[at] < least:
                 raise refused(Code.HARDWARE_TCB, f"{part} of the {name} TCB is below the policy's", least, raw[at])
-    if report.committed < version_of(policy.least_firmware):
-        raise refused(Code.HARDWARE_TCB, "firmware below the policy's", policy.least_firmware, report.committed)
-    if report.guest_svn < policy.least_guest_svn:
-        raise refused(Code.HARDWARE_TCB, "a guest below the policy's", policy.least_guest_svn, report.guest_svn)
+    for what, least_of, actual in (
+        ("firmware", version_of(policy.least_firmware), report.committed),
+        ("a guest", (policy.least_guest_svn,), (report.guest_svn,)),
+    ):
+        if actual < least_of:
+            raise refused(Code.HARDWARE_TCB, f"{what} below the policy's", least_of, actual)
     if not report.platform & _ALIAS_CHECKED:
         raise refused(Code.HARDWARE_TCB, "a machine whose memory was not searched for aliases (AMD-SB-3015)")
     if policy.mitigations & ~report.mitigations:
         raise refused(Code.HARDWARE_TCB, "mitigations that did not hold", policy.mitigations, report.mitigations)
-    return vek.tcb
 
 
 def check_references(report: SnpReport, policy: SevSnpPolicy) -> None:
@@ -114,18 +102,7 @@ def check_references(report: SnpReport, policy: SevSnpPolicy) -> None:
             raise refused(Code.REFERENCE_VALUE, f"a {name} that the policy does not list", accepted, actual)
 
 
-def _product_of(family: int, model: int) -> str:
-    """Return the product of a processor, empty for another; of pages of CPUID that AMD gave to each."""
-    if family == 0x19:
-        return "Milan" if model < 0x10 else "Genoa" if 0x10 <= model < 0x20 or 0xA0 <= model < 0xB0 else ""
-    return "Turin" if family == 0x1A and model < 0x12 else ""
-
-
 def _shown(value: object) -> str:
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, tuple) and value and all(isinstance(one, int) for one in value):
-        return ".".join(map(str, value))
-    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
-        return ", ".join(map(_shown, value))
-    return str(value)
+    if isinstance(value, tuple | list):
+        return ("." if all(isinstance(one, int) for one in value) else ", ").join(map(_shown, value))
+    return value.hex() if isinstance(value, bytes) else str(value)

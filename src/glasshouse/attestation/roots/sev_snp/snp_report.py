@@ -1,6 +1,6 @@
 """An attestation report of SEV-SNP, version 3 to 5, in its one form.
 
-Source: AMD, SEV Secure Nested Paging Firmware ABI Specification (56860), ATTESTATION_REPORT; numbers are little-endian.
+Source: AMD, SEV Secure Nested Paging Firmware ABI Specification (56860), ATTESTATION_REPORT.
 """
 
 from __future__ import annotations
@@ -15,89 +15,39 @@ from cryptography.hazmat.primitives.hashes import SHA384
 from glasshouse.attestation.roots.sev_snp.sev_snp_blob import REPORT_BYTES
 from glasshouse.errors import Code, FormatError
 
-VERSIONS = range(3, 6)
 _SIGNED_BYTES = 0x2A0
-_ECDSA_P384_SHA384 = 1
-_POLICY_BITS, _POLICY_ONE = 26, 17
-_PLATFORM_BITS = 0b1011_1111
-# Where nothing may be.
+# Where nothing may be; the last two are mitigations, which version 5 has.
 _ZERO = ((0x4C, 0x50), (0x18B, 0x1A0), (0x1EB, 0x1EC), (0x1EF, 0x1F0), (0x208, 0x2A0), (0x330, REPORT_BYTES))
 _ZERO_BELOW_5 = (0x1F8, 0x208)
+_POLICY_BITS, _POLICY_ONE, _PLATFORM_BITS, _SIGNER_BITS, _ECDSA_P384 = 26, 1 << 17, 0b1011_1111, 5, 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SnpReport:
-    """A report; `parse` checks no signature."""
+    """A report, of which `parse` checks no signature; each of its numbers is little-endian."""
 
     data: bytes
-    version: int
-    guest_svn: int
-    guest_policy: int  # bits that the guest was launched with
-    vmpl: int
-    current_tcb: bytes  # 8 bytes each, whose meaning is the product's
-    reported_tcb: bytes
-    committed_tcb: bytes
-    launch_tcb: bytes
-    platform: int  # bits
-    has_author_key: bool
-    is_vlek: bool  # signed by the key of a cloud's, not of the chip's
-    report_data: bytes  # 64 bytes
-    measurement: bytes  # 48 bytes
-    host_data: bytes  # 32 bytes
-    id_key: bytes  # SHA-384 of the key that signed the ID block; zero without one
-    author_key: bytes  # of the key that signed that key
-    family: int  # of the processor, as CPUID gives it
-    model: int
-    chip: bytes  # 64 bytes; zero where the host masks it
-    committed: tuple[int, int, int]  # version of the firmware that cannot be gone back behind
-    mitigations: int  # bits that held at launch, and do now
 
     @classmethod
     def parse(cls, data: bytes) -> SnpReport:
-        """Read a report; raises `FormatError`."""
-        if len(data) != REPORT_BYTES:
-            raise FormatError(Code.SCHEMA, f"a report of another length than {REPORT_BYTES} bytes")
-
-        def number(at: int, length: int = 4) -> int:
-            return int.from_bytes(data[at : at + length], "little")
-
-        version, policy, platform, signer = number(0), number(0x08, 8), number(0x40, 8), number(0x48)
-        if version not in VERSIONS:
+        """Check the form of a report; raises `FormatError`."""
+        found = cls(data)
+        if len(data) != REPORT_BYTES or found.number(0) not in range(3, 6):
             # One of version 2 does not name the processor, nor whether memory was searched for aliases (BadRAM).
-            raise FormatError(Code.SCHEMA, f"a report of version {version}: 3 to 5 are accepted")
-        for low, high in (*_ZERO, *([_ZERO_BELOW_5] if version < 5 else [])):
+            raise FormatError(Code.SCHEMA, f"a report of version {found.number(0)}: 3 to 5 are accepted")
+        for low, high in (*_ZERO, *([_ZERO_BELOW_5] if found.number(0) < 5 else [])):
             if any(data[low:high]):
                 raise FormatError(Code.SCHEMA, f"bytes {low:#x} to {high:#x} of a report that are not zero")
-        if policy >> _POLICY_BITS or not policy >> _POLICY_ONE & 1 or platform & ~_PLATFORM_BITS or signer >> 5:
-            raise FormatError(Code.SCHEMA, "reserved bits of policy, platform or signer that are not what they must be")
-        if number(0x34) != _ECDSA_P384_SHA384:
-            raise FormatError(Code.SCHEMA, "a signature of another algorithm than ECDSA P-384 with SHA-384")
-        if signer >> 2 & 7 not in (0, 1) or signer & 2:
-            raise FormatError(Code.SCHEMA, "a report that no key signed")
-        return cls(
-            data=data,
-            version=version,
-            guest_svn=number(0x04),
-            guest_policy=policy,
-            vmpl=number(0x30),
-            current_tcb=data[0x38:0x40],
-            reported_tcb=data[0x180:0x188],
-            committed_tcb=data[0x1E0:0x1E8],
-            launch_tcb=data[0x1F0:0x1F8],
-            platform=platform,
-            has_author_key=bool(signer & 1),
-            is_vlek=bool(signer >> 2 & 7),
-            report_data=data[0x50:0x90],
-            measurement=data[0x90:0xC0],
-            host_data=data[0xC0:0xE0],
-            id_key=data[0xE0:0x110],
-            author_key=data[0x110:0x140],
-            family=data[0x188],
-            model=data[0x189],
-            chip=data[0x1A0:0x1E0],
-            committed=(data[0x1EE], data[0x1ED], data[0x1EC]),
-            mitigations=number(0x1F8, 8) & number(0x200, 8),
-        )
+        policy, signer = found.guest_policy, found.number(0x48)
+        if policy >> _POLICY_BITS or not policy & _POLICY_ONE or found.platform & ~_PLATFORM_BITS:
+            raise FormatError(Code.SCHEMA, "reserved bits of policy or platform that are not what they must be")
+        if found.number(0x34) != _ECDSA_P384 or signer >> _SIGNER_BITS or signer >> 2 not in (0, 1) or signer & 2:
+            raise FormatError(Code.SCHEMA, "a report that no key signed, or by another algorithm than ECDSA P-384")
+        return found
+
+    def number(self, at: int, length: int = 4) -> int:
+        """Return the number that stands there."""
+        return int.from_bytes(self.data[at : at + length], "little")
 
     def check_signature(self, key: ec.EllipticCurvePublicKey) -> None:
         """The key signed it; raises `InvalidSignature`."""
@@ -106,3 +56,29 @@ class SnpReport:
             raise InvalidSignature
         numbers = int.from_bytes(r, "little"), int.from_bytes(s, "little")
         key.verify(encode_dss_signature(*numbers), self.data[:_SIGNED_BYTES], ec.ECDSA(SHA384()))
+
+    guest_svn = property(lambda self: self.number(0x04))
+    guest_policy = property(lambda self: self.number(0x08, 8))  # bits that the guest was launched with
+    vmpl = property(lambda self: self.number(0x30))
+    platform = property(lambda self: self.number(0x40, 8))  # bits
+    has_author_key = property(lambda self: bool(self.data[0x48] & 1))
+    is_vlek = property(lambda self: bool(self.data[0x48] >> 2))  # signed by the key of a cloud's, not of the chip's
+    report_data = property(lambda self: self.data[0x50:0x90])
+    measurement = property(lambda self: self.data[0x90:0xC0])
+    host_data = property(lambda self: self.data[0xC0:0xE0])
+    id_key = property(lambda self: self.data[0xE0:0x110])  # SHA-384 of what signed the ID block; zero without one
+    author_key = property(lambda self: self.data[0x110:0x140])  # of the key that signed that key
+    processor = property(lambda self: (self.data[0x188], self.data[0x189]))  # family and model, as CPUID has them
+    chip = property(lambda self: self.data[0x1A0:0x1E0])  # zero where the host masks it
+    committed = property(lambda self: (self.data[0x1EE], self.data[0x1ED], self.data[0x1EC]))  # version of the firmware
+    mitigations = property(lambda self: self.number(0x1F8, 8) & self.number(0x200, 8))  # that held at launch and do now
+
+    @property
+    def tcbs(self) -> dict[str, bytes]:
+        """Security versions, 8 bytes each, whose meaning is the product's.
+
+        The key is made of the reported ones; the host cannot go back behind the committed ones, and those at launch
+        measured the guest.
+        """
+        places = {"reported": 0x180, "committed": 0x1E0, "current": 0x38, "launch": 0x1F0}
+        return {name: self.data[at : at + 8] for name, at in places.items()}
