@@ -56,9 +56,8 @@ def appraise(blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy
 def _check_named(what: str, code: Code, given: bytes, named: bytes | None, bound: Bound) -> None:
     """The key is that of the challenge request, which a later verifier does not have."""
     if not bound.is_repeated:
-        check_same(
-            "12", code, f"another {what} key", "none" if named is None else sha256(named).hex(), sha256(given).hex()
-        )
+        expected = "none" if named is None else sha256(named).hex()
+        check_same("12", code, f"another {what} key", expected, sha256(given).hex())
 
 
 def _check_activation(activation: bytes | None, bound: Bound) -> None:
