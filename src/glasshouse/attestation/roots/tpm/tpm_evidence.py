@@ -64,5 +64,5 @@ def _check_activation(activation: bytes | None, bound: Bound) -> None:
     """The TPM opened the challenge's credential for this composite; not repeated, for its secret is gone."""
     if activation is None or (bound.secret is None and not bound.is_repeated):
         raise CheckFailedError("12", Code.TPM_ACTIVATION, "evidence of a TPM's key without its activation")
-    if bound.secret and not hmac.compare_digest(activation, activation_mac(bound.secret, bound.composite)):
+    if bound.secret is not None and not hmac.compare_digest(activation, activation_mac(bound.secret, bound.composite)):
         raise CheckFailedError("12", Code.TPM_ACTIVATION, "an activation of another challenge, key or run")
