@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.verification import VerificationError
 
 X509_ERRORS: tuple[type[Exception], ...] = (
+    CryptographyDeprecationWarning,  # a serial number that a later version refuses; where warnings are errors
     InvalidSignature,
     TypeError,  # a signature by a key of another kind
     UnsupportedAlgorithm,
