@@ -41,7 +41,7 @@ def envelope_of(first: bytes) -> tuple[bytes, bool]:
     if readable(first) is None or not first:
         return first, False
     length = int.from_bytes(first[:LENGTH_BYTES])
-    if length > MAX_EVIDENCE_BYTES:
+    if length > MAX_EVIDENCE_BYTES and len(first) >= LENGTH_BYTES:
         raise CheckFailedError(
             "1",
             Code.MESSAGE_TOO_LARGE,

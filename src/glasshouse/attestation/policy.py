@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from glasshouse.attestation.measurements.measured import References
@@ -36,7 +36,8 @@ class DeploymentPolicy(Record, name="policy", max_bytes=MAX_POLICY_BYTES):
     lease_s: int  # a runtime without broker contact for so long zeroizes
     max_duration_s: int  # a run longer than this zeroizes
     clock_skew_us: int = 60_000_000  # how far the runtime's clock may be from the broker's
-    hardware: Annotated[HardwarePolicy | None, LEFT_OUT] = None  # kinds of evidence; needed above `software`
+    # Kinds of evidence; needed above `software`. What is in it has no hash, and its equals have the same.
+    hardware: Annotated[HardwarePolicy | None, LEFT_OUT] = field(default=None, hash=False)
     max_legs: Annotated[int, LEFT_OUT] = 1  # legs of a line that are released without an order of the owner's
 
     def __post_init__(self) -> None:

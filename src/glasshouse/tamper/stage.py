@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,14 @@ from glasshouse.attestation.claims import (
 )
 from glasshouse.attestation.measurements.measured import PARTS, Measured, References
 from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.attestation.roots.appraised import Blob
+from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.broker.client.owner_client import OwnerClient, Reply, request
 from glasshouse.broker.http_api import LaunchRequest, LineRequest
 from glasshouse.handshake.delegation import RUN_USES, Delegation, Use
 from glasshouse.handshake.launch import LaunchFile
-from glasshouse.handshake.messages import Challenge
+from glasshouse.handshake.messages import Challenge, TpmKeys
 from glasshouse.handshake.runtime_side import (
     challenge_request,
     check_release,
@@ -72,6 +74,7 @@ class Owner:
         releases: the deployment's release budget.
         profile, egress: of the floor and the policy.
         signing: the owner's key; a new one by default.
+        hardware: of a policy that takes evidence of it.
 
     Attributes:
         manifest, package_key: the package; it has no content.
@@ -87,6 +90,7 @@ class Owner:
         profile: Profile = Profile.STRICT,
         egress: tuple[str, ...] = (GROUP_EGRESS,),
         signing: SigningKey | None = None,
+        hardware: HardwarePolicy | None = None,
     ) -> None:
         self.signing, sealing = signing or SigningKey.generate(), RecipientKey.generate()
         self._broker = broker
@@ -118,6 +122,7 @@ class Owner:
             not_after_us=now_us + _HOUR_US,
             lease_s=600,
             max_duration_s=3600,
+            hardware=hardware,
         )
         self.delegation = Delegation(
             broker_public=broker.broker_public,
@@ -205,9 +210,9 @@ class Actor:
             url=url or launch.broker_url,
         )
 
-    def challenge(self) -> Challenge:
+    def challenge(self, tpm: TpmKeys | None = None) -> Challenge:
         """Ask the broker for a challenge."""
-        content = self.post("/v1/challenge", challenge_request(self.launch)).content()
+        content = self.post("/v1/challenge", challenge_request(self.launch, tpm)).content()
         return read_challenge(content, self.launch, now_us=clock_us())
 
     def claims(self, challenge: Challenge) -> Claims:
@@ -234,9 +239,9 @@ class Actor:
             token=self.launch.token,
         )
 
-    def sign(self, claims: Claims) -> bytes:
+    def sign(self, claims: Claims, hardware: Sequence[Blob] = ()) -> bytes:
         """Return evidence for `claims`, with a true composite and both signatures."""
-        return evidence_message(claims, (), evidence_key=self.evidence, launch_key=self.launch.key())
+        return evidence_message(claims, hardware, evidence_key=self.evidence, launch_key=self.launch.key())
 
     def send(self, evidence: bytes) -> Reply:
         """Send evidence to the broker."""
