@@ -1,4 +1,4 @@
-"""Public answers of dstack's agent to GetQuote, with Intel's lists of that time."""
+"""Public answers of dstack's agent to GetQuote, or blobs made of them, with Intel's lists of that time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def appraise_public(case: HardwareCase, files: Mapping[str, bytes], pack: Pack) 
     """Appraise the blob that the collector makes of the answer; the case is bound to the quote's report data."""
     del pack
     return dstack_evidence.appraise_blob(
-        blob_of(files["evidence"]),
+        files["blob"] if "blob" in files else blob_of(files["evidence"]),
         case.bound or bytes(64),
         now_us=case.now_us,
         collateral=pack_of(files["collateral"]),

@@ -15,7 +15,7 @@ from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.dstack.dstack_evidence import DstackBlob
 from glasshouse.attestation.roots.tdx.tdx_evidence import TdxBlob
 from glasshouse.errors import Code, PlatformError
-from glasshouse.runtime.roots.dstack import DstackCollector
+from glasshouse.runtime.roots.dstack import DstackCollector, blob_of
 from glasshouse.runtime.roots.tdx import TdxCollector, without_padding
 from simulators.dstack_agent import dstack_agent, launched
 from simulators.tdx_machine import PADDING, TdxMachine
@@ -50,6 +50,11 @@ def test_dstacks_agent_is_asked_for_this_run(machine: TdxMachine, tmp_path: Path
     assert blob.events == tuple(events)
     assert blob.quote[568:632] == BOUND.report_data
     assert not blob.quote.endswith(PADDING)
+
+
+def test_a_public_answer_is_the_blob_that_is_kept_of_it() -> None:
+    folder = Path(__file__).parents[2] / "vectors" / "hardware" / "dstack"
+    assert blob_of((folder / "quote-report.json").read_bytes()) == (folder / "quote-report.blob").read_bytes()
 
 
 def test_events_of_version_2_keep_it(machine: TdxMachine, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from glasshouse.attestation.roots.x509_errors import X509_ERRORS
 from glasshouse.errors import Code, FormatError
 
 _HEADER = struct.Struct("<HHI4x16s20x")
@@ -74,7 +75,7 @@ class TdxQuote:
             )
             pem = raw[end + _BEHIND.size :]
             chain = tuple(x509.load_pem_x509_certificates(pem.removesuffix(b"\x00")))
-        except (struct.error, ValueError, x509.InvalidVersion) as error:
+        except (struct.error, *X509_ERRORS) as error:
             raise FormatError(Code.SCHEMA, f"a quote that cannot be read: {error}") from None
         lengths = (whole, size, auth, pem_size) == (len(raw) - end - 4, len(raw) - end - 138, 32, len(pem))
         if version not in (4, 5) or kind not in (2, 3) or (version == 5 and length != _REPORT.size + tail):

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -23,14 +23,12 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.collateral import Pack, check_current
 from glasshouse.attestation.roots.tdx.tdx_quote import TdxQuote
+from glasshouse.attestation.roots.x509_errors import X509_ERRORS
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.crypto import sha256
 
 _DAY_S = 24 * 3600
 _AUTHORITIES = {f"Intel SGX PCK {name} CA": f"intel/pck-crl/{name.lower()}" for name in ("Platform", "Processor")}
-
-X509_ERRORS = (x509.DuplicateExtension, x509.ExtensionNotFound, x509.InvalidVersion, x509.UnsupportedGeneralNameType)
-"""What `cryptography` raises of a certificate beside ValueError."""
 
 
 @contextmanager
@@ -42,7 +40,7 @@ def refused(code: Code, what: str) -> Iterator[None]:
         raise CheckFailedError("12", code, f"{what}: a signature that its key did not make") from None
     except FormatError as error:
         raise CheckFailedError("12", code, f"{what}: {error.message}") from None
-    except (ValueError, TypeError, LookupError, UnsupportedAlgorithm, *X509_ERRORS) as error:  # also our own sentences
+    except (LookupError, *X509_ERRORS) as error:  # also our own sentences
         raise CheckFailedError("12", code, f"{what}: {error}") from None
 
 
