@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from glasshouse.attestation.roots.x509_errors import X509_ERRORS
 from glasshouse.errors import Code, FormatError
 
+_ERRORS: tuple[type[Exception], ...] = (struct.error, *X509_ERRORS)
 _HEADER = struct.Struct("<HHI4x16s20x")
 _REPORT = struct.Struct("<16s48s48s8s8s8s48s48s48s48s48s48s48s48s64s")
 _TYPED = struct.Struct("<HI")  # of version 5, before the report: its type and length
@@ -75,7 +76,7 @@ class TdxQuote:
             )
             pem = raw[end + _BEHIND.size :]
             chain = tuple(x509.load_pem_x509_certificates(pem.removesuffix(b"\x00")))
-        except (struct.error, *X509_ERRORS) as error:
+        except _ERRORS as error:
             raise FormatError(Code.SCHEMA, f"a quote that cannot be read: {error}") from None
         lengths = (whole, size, auth, pem_size) == (len(raw) - end - 4, len(raw) - end - 138, 32, len(pem))
         if version not in (4, 5) or kind not in (2, 3) or (version == 5 and length != _REPORT.size + tail):

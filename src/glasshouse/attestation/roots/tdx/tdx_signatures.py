@@ -28,6 +28,7 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.wire.crypto import sha256
 
 _DAY_S = 24 * 3600
+_ERRORS: tuple[type[Exception], ...] = (LookupError, *X509_ERRORS)
 _AUTHORITIES = {f"Intel SGX PCK {name} CA": f"intel/pck-crl/{name.lower()}" for name in ("Platform", "Processor")}
 
 
@@ -40,7 +41,7 @@ def refused(code: Code, what: str) -> Iterator[None]:
         raise CheckFailedError("12", code, f"{what}: a signature that its key did not make") from None
     except FormatError as error:
         raise CheckFailedError("12", code, f"{what}: {error.message}") from None
-    except (LookupError, *X509_ERRORS) as error:  # also our own sentences
+    except _ERRORS as error:  # also our own sentences
         raise CheckFailedError("12", code, f"{what}: {error}") from None
 
 
