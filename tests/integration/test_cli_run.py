@@ -241,7 +241,7 @@ def test_an_encrypted_identity_runs_and_its_passphrase_is_in_no_process(tmp_path
     ("before", "after", "code", "key"),
     [
         ('workload = "script"', 'wrkload = "script"', "job-invalid", "workload"),
-        ('assurance = "software"', 'assurance = "gpu-tee"', "policy-impossible", "policy.assurance"),
+        ('assurance = "software"', 'assurance = "gpu-tee"', "chain-missing", "policy.assurance"),
         ('"rows.csv" = "rows.csv"', '"rows.csv" = "absent.csv"', "file-missing", "rows.csv"),
         ('"rows.csv" = "rows.csv"', '"rows.csv" = "/etc/passwd"', "job-invalid", "rows.csv"),
         ('script = "train.py"', "script = 7", "job-invalid", "params.script"),

@@ -181,6 +181,11 @@ class HardwareParts(Record, name="bundle.hardware"):
     collateral: Annotated[bytes | None, octets(max_length=MAX_COLLATERAL_BYTES)] = None  # the pack that the EAR names
     policy: Annotated[Json, raw()] = None  # the deployment's, whose digest token and EAR name
 
+    @property
+    def named(self) -> list[tuple[int, bytes]]:
+        """Length and SHA-256 of each blob, as evidence names it."""
+        return [(len(blob), sha256(blob)) for blob in self.blobs]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bundle(Record, name="bundle", max_bytes=MAX_BUNDLE_BYTES, constants={"kind": BUNDLE_KIND}):

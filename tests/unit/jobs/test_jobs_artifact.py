@@ -143,10 +143,13 @@ def resigned(world: World, artifact: bytes, **changes: Any) -> bytes:
     return dsse.sign(ARTIFACT_TYPE, encode(statement), [world.owner]).encode()
 
 
-@pytest.mark.parametrize("level", ["tpm", "cpu-tee", "gpu-tee"])
-def test_a_level_that_this_version_cannot_verify_is_refused(world: World, artifact: bytes, level: str) -> None:
-    """An artifact re-signed as of confidential hardware: no bundle that this version accepts could bear it out."""
-    assert refusal(resigned(world, artifact, assurance=level, profile="strict"), world.owner.public) is Code.UNSUPPORTED
+def test_a_higher_level_is_the_owners_word_and_no_bundle_bears_it_out(world: World, run: Run, artifact: bytes) -> None:
+    """An artifact re-signed as of confidential hardware."""
+    lie = resigned(world, artifact, assurance="gpu-tee")
+    assert "(assurance gpu-tee, by the owner's word)" in verify_artifact(lie, owner=world.owner.public).sentence
+    with pytest.raises(VerificationError) as caught:
+        compare(verify_artifact(lie, owner=world.owner.public).artifact, run.data, owner=world.owner.public)
+    assert caught.value.code is Code.ARTIFACT_INVALID
 
 
 def test_an_artifact_of_the_future_is_refused_and_one_of_the_past_is_dated(world: World, artifact: bytes) -> None:

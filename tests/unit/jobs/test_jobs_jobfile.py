@@ -111,13 +111,13 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(where: str, added
 
 
 @pytest.mark.parametrize("level", ["tpm", "cpu-tee", "gpu-tee"])
-def test_a_level_that_no_placement_can_prove_is_refused_before_anything_is_rented(level: str) -> None:
+def test_a_level_without_a_chain_to_the_runtime_is_refused_before_anything_is_rented(level: str) -> None:
     with pytest.raises(UsageError) as refused:
         read(GOOD.replace('"software"', f'"{level}"'))
-    assert refused.value.code is Code.POLICY_IMPOSSIBLE
+    assert refused.value.code is Code.CHAIN_MISSING
     assert refused.value.exit_code is ExitCode.USAGE
     assert level in refused.value.message
-    assert "software" in refused.value.message
+    assert "policy.hardware" in refused.value.message
 
 
 def test_the_machines_of_a_run_may_talk_to_each_other_when_their_owner_says_so() -> None:

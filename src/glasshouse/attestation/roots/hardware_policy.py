@@ -44,6 +44,10 @@ class HardwarePolicy(Record, name="policy.hardware"):
     tdx: Annotated[TdxPolicy | None, LEFT_OUT] = None
     tpm: Annotated[TpmPolicy | None, LEFT_OUT] = None
 
+    def __hash__(self) -> int:
+        # Tables of reference values have no hash; a gate remembers what follows from a policy by its value.
+        return hash(self.encode())
+
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds that are named."""

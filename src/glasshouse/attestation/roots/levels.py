@@ -73,7 +73,3 @@ LEVELS = {
 def level_of(kinds: Collection[str]) -> Assurance | None:
     """Return the level that exactly these kinds complete, None where there is none."""
     return next((level.assurance for level in LEVELS.values() if level.complete(kinds)), None)
-
-
-REACHABLE = (Assurance.SOFTWARE,)
-"""The levels that a run can reach with this version, weakest first."""

@@ -14,7 +14,6 @@ from typing import Any
 
 from glasshouse.attestation.measurements.measured import MAX_REFERENCES
 from glasshouse.attestation.policy import MAX_DURATION_S, MAX_LEASE_S, MAX_RELEASES
-from glasshouse.attestation.roots.levels import REACHABLE
 from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.define.hardware_file import kinds_wanted, read_hardware
 from glasshouse.jobs.define.private import ALWAYS_LEFT_OUT, Excluded
@@ -194,13 +193,6 @@ def parse(data: bytes, *, folder: Path, default_name: str) -> Job:
 
 def check_reachable(floor: Floor) -> None:
     """Refuse a policy that no placement of this version can satisfy; raises `UsageError`: `policy-impossible`."""
-    if floor.assurance not in REACHABLE:
-        raise UsageError(
-            Code.POLICY_IMPOSSIBLE,
-            f"policy.assurance = {floor.assurance.value!r} cannot be proven on this placement by this version; "
-            f"it can prove: {', '.join(REACHABLE)}",
-            hint="read docs/security/threat-model.md before you lower it to software",
-        )
     if set(floor.egress) - {GROUP_EGRESS}:
         raise UsageError(
             Code.POLICY_IMPOSSIBLE,

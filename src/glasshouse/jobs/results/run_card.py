@@ -70,6 +70,9 @@ def claims(verdict: Verdict, outputs: Sequence[RunOutput], *, fingerprint: str) 
             "The owner's broker",
             broker,
         )
+    for name, shown in verdict.links:
+        if name == "hardware" and shown is not None:
+            yield Claim(f"Its machine showed evidence of its hardware: {shown}.", "The machine's makers", "their keys")
     yield Claim(_worked(verdict), "The runtime", runtime)
     if outputs:
         many = f"{len(outputs)} output" + ("" if len(outputs) == 1 else "s")

@@ -11,7 +11,7 @@ from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.jobs.collateral.pack_check import lacking as lacking_items
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.installation import install_command
-from glasshouse.jobs.owner.kept_pack import needed_pack
+from glasshouse.jobs.owner.kept_pack import kept_pack, needed_pack
 from glasshouse.jobs.places.known_machines import examine
 from glasshouse.providers.place.base import Place
 from glasshouse.providers.place.local import LocalPlace
@@ -97,15 +97,16 @@ def check_rentable(assurance: Assurance, provider: str) -> None:
 
 
 def pack_for(home: Home, hardware: HardwarePolicy | None) -> Pack | None:
-    """Return the collateral that a policy's kinds are judged by, None where none of them needs any.
+    """Return the collateral that a policy's kinds are judged by, None where none of them needs any and none is there.
 
     Raises:
         UsageError: `collateral-missing`, `collateral-expired` or `collateral-invalid`, of the first item that is
             not there, not of this time, or not what its name says.
     """
-    if hardware is None or not hardware.needed:
+    if hardware is None:
         return None
-    pack = needed_pack(home)
+    # Also one that no kind of the policy needs: the gate names the last that it was given.
+    pack = needed_pack(home) if hardware.needed else kept_pack(home)
     for state in lacking_items(pack, hardware, at_us=time.time_ns() // 1000):
         raise UsageError(
             state.lack or Code.COLLATERAL_MISSING,

@@ -112,6 +112,8 @@ def prepare(
         check()
     policy = _policy(opened, references, machines=len(places)) if later is None else later.terms.policy
     delegation = _delegated(opened, policy, home=home, identity=identity, serving=serving, gate=gate)
+    if pack is not None:
+        serving.client().put_collateral(pack, identity.signing.public)
     deployment = _deployed(opened, policy, home=home, serving=serving, gate=gate) if later is None else later.deployment
     record = replace(record, deployment=deployment, broker=serving.owner_socket, max_duration_s=policy.max_duration_s)
     line = _line(opened, later, folder, RunTerms(policy=policy, machine=machine, accept=accept))

@@ -11,7 +11,6 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from glasshouse.attestation.claims import Claims
-from glasshouse.attestation.roots.levels import REACHABLE
 from glasshouse.errors import Code, ExitCode, FormatError, UsageError, VerificationError
 from glasshouse.evidence.artifact import (
     MAX_ARTIFACT_BYTES,
@@ -218,7 +217,7 @@ def verify_artifact(data: bytes, *, owner: bytes, now_us: int | None = None) -> 
 
     Raises:
         VerificationError: `owner-mismatch` for one by another owner, `artifact-invalid` for any alteration and for a
-            run of the future, `unsupported` for a level that no root of this version can verify.
+            run of the future.
     """
     try:
         envelope = Envelope.parse(data, max_bytes=MAX_ARTIFACT_BYTES)
@@ -227,11 +226,6 @@ def verify_artifact(data: bytes, *, owner: bytes, now_us: int | None = None) -> 
         artifact = Artifact.parse_signed(data, owner)
     except FormatError as error:
         raise VerificationError(Code.ARTIFACT_INVALID, f"not the artifact that the owner signed: {error}") from None
-    if artifact.assurance not in REACHABLE:
-        # No bundle that this version accepts has the level: nothing that it could be compared with bears it out.
-        raise VerificationError(
-            Code.UNSUPPORTED, f"an artifact of assurance {artifact.assurance}, which this version cannot verify"
-        )
     check_past(artifact.countersigned_us, now_us, Code.ARTIFACT_INVALID)
     return ArtifactVerdict(artifact=artifact)
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from glasshouse.attestation import verify as genuine
 from glasshouse.attestation.claims import Claims, consistent
 from glasshouse.attestation.ear import Ear
-from glasshouse.attestation.evidence import SignedEvidence
+from glasshouse.attestation.evidence import Evidence, SignedEvidence
 from glasshouse.attestation.roots.root_table import check_12_kinds
 from glasshouse.errors import Code, FormatError, GlasshouseError, VerificationError
-from glasshouse.evidence.bundle import Bundle, CountersignedReceipt
+from glasshouse.evidence.bundle import Bundle, CountersignedReceipt, HardwareParts
 from glasshouse.evidence.heads import CountersignedHead, Head
 from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, Receipt
 from glasshouse.handshake.delegation import RUN_USES, Delegation
@@ -37,6 +37,8 @@ class Chain:
     token: TokenClaims
     token_sha256: bytes  # of the compact text
     claims: Claims | None
+    evidence: Evidence | None  # what the claims are of
+    hardware: HardwareParts | None  # its blobs, and what they are appraised by
     ear: Ear | None
     head: Head
     countersigned_head: CountersignedHead | None
@@ -99,18 +101,20 @@ def walk(data: bytes, *, owner: bytes) -> Chain:
         token=token,
         token_sha256=sha256(bundle.token.encode()),
         claims=signed.evidence.claims if signed else None,
+        evidence=signed.evidence if signed else None,
+        hardware=bundle.hardware,
         ear=ear,
         head=head,
         countersigned_head=countersigned_head,
         receipt=receipt,
         countersignature=countersignature,
-        missing=_missing(bundle),
+        missing=_missing(bundle, signed, ear),
     )
     _check_validity(chain, broker)
     return chain
 
 
-def _missing(bundle: Bundle) -> tuple[str, ...]:
+def _missing(bundle: Bundle, signed: SignedEvidence | None, ear: Ear | None) -> tuple[str, ...]:
     parts = {
         "manifest": bundle.manifest,
         "evidence": bundle.evidence,
@@ -118,7 +122,17 @@ def _missing(bundle: Bundle) -> tuple[str, ...]:
         "head_countersignature": bundle.head if bundle.head_is_countersigned else None,
         "countersignature": bundle.countersignature,
     }
-    return tuple(name for name, part in parts.items() if part is None)
+    lacking = [name for name, part in parts.items() if part is None]
+    if signed is not None and signed.evidence.hardware and _lacks(bundle.hardware, ear):
+        lacking.append("hardware")
+    return tuple(lacking)
+
+
+def _lacks(hardware: HardwareParts | None, ear: Ear | None) -> bool:
+    """Return whether something lacks with which an appraisal is repeated; without a result there was none."""
+    if hardware is None or ear is None:
+        return hardware is None
+    return hardware.policy is None or (hardware.collateral is None and ear.collateral_sha256 is not None)
 
 
 def _check_owner(bundle: Bundle, owner: bytes) -> None:
@@ -160,6 +174,7 @@ def _evidence(bundle: Bundle, token: TokenClaims) -> SignedEvidence | None:
         genuine.check_9_composite(signed.evidence)
         check_12_kinds(signed.evidence)
     claims = signed.evidence.claims
+    listed = [(named.size, named.sha256) for named in signed.evidence.hardware]
     for what, holds in (
         ("token", claims.token == bundle.token),
         ("run", claims.run_id == token.run_id),
@@ -169,6 +184,7 @@ def _evidence(bundle: Bundle, token: TokenClaims) -> SignedEvidence | None:
         ("manifest", claims.manifest_sha256 == token.manifest_sha256),
         ("state", claims.state is State.MEASURED),
         ("hardening report", consistent(claims.hardening)),
+        ("hardware", bundle.hardware is None or bundle.hardware.named == listed),
     ):
         _same(Code.CHAIN_EVIDENCE, f"the evidence's {what}", holds)
     return signed

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from glasshouse.attestation.ear import RUNTIME
 from glasshouse.attestation.roots.levels import LEVELS
 from glasshouse.errors import Code, ExitCode, VerificationError
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import VerifiedLog
 from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, Output, Work
 from glasshouse.jobs.owner.durations import format_s, utc
+from glasshouse.jobs.verify.hardware.repeated import check_appraisal
 from glasshouse.jobs.verify.receipt_chain import Chain, walk
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import key_id
+from glasshouse.wire.policy import Assurance
 from glasshouse.wire.states import Outcome
 
 _ON_DISK = "workspace-on-disk"  # spec/key-release.md, section 5.1
@@ -63,6 +66,7 @@ _PARTS = {
     "ear": "an attestation result",
     "head_countersignature": "the broker's countersignature on the final head",
     "countersignature": "the broker's countersignature on the receipt",
+    "hardware": "what its hardware evidence is appraised by",
 }
 
 
@@ -209,6 +213,16 @@ class Verdict:
         return f", machine {group.machine} of {group.machines}, ranks {ranks} of group {group.id.hex()[:8]}"
 
     @property
+    def _hardware(self) -> tuple[tuple[str, str | None], ...]:
+        """The link of a level above `software`."""
+        ear = self.chain.ear
+        if ear is None or ear.assurance is Assurance.SOFTWARE:
+            return ()
+        kinds = " and ".join(sorted(ear.submodules.keys() - {RUNTIME}))
+        word = "; that its key lies in that TPM is the broker's word" if ear.tpm_activated else ""
+        return (("hardware", None if "hardware" in self.chain.missing else f"{kinds}, appraised again here{word}"),)
+
+    @property
     def links(self) -> tuple[tuple[str, str | None], ...]:
         """The chain from the owner to the run's end: each link and its content; None for one that is missing."""
         chain, receipt, by_broker = self.chain, self.chain.receipt, "by the broker"
@@ -232,6 +246,7 @@ class Verdict:
             ),
             ("evidence", evidence),
             ("attestation result", ear),
+            *self._hardware,
             ("final head", f"{chain.head.size} events" + (", all of them seen here" if self.log else "")),
             ("head's countersignature", by_broker if chain.countersigned_head else None),
             ("receipt", self.how),
@@ -288,8 +303,11 @@ def verify_bundle(data: bytes, *, owner: bytes, now_us: int | None = None, run_i
     Raises:
         FormatError: it is not a bundle.
         VerificationError: with the code of the link that does not hold.
+        UsageError: `hardware-verifier-missing`: this installation lacks what appraises its hardware evidence.
     """
     chain = walk(data, owner=owner)
+    if chain.evidence and chain.ear and chain.hardware and "hardware" not in chain.missing:
+        check_appraisal(chain.hardware, chain.evidence, chain.ear)
     check_past(chain.closed_us, now_us, Code.CHAIN_RECEIPT)
     if run_id not in (None, chain.receipt.run_id):
         raise VerificationError(Code.CHAIN_RECEIPT, "the receipt is of another run")

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from glasshouse.attestation.roots.kinds import KINDS, Kind
-from glasshouse.attestation.roots.levels import LEVELS, REACHABLE
+from glasshouse.attestation.roots.levels import LEVELS
 from glasshouse.errors import PlatformError
 from glasshouse.runtime import gpus
 from glasshouse.runtime.kernel import Kernel
@@ -70,8 +70,8 @@ def assurance(found: list[Finding]) -> list[Finding]:
     offered = {one.feature.removeprefix(_ROOT) for one in found if one.standing is Standing.GOOD}
     level = [
         name
-        for name in REACHABLE
-        if LEVELS[name].beside <= offered and (not LEVELS[name].one_of or LEVELS[name].one_of & offered)
+        for name, wants in LEVELS.items()
+        if wants.beside <= offered and (not wants.one_of or wants.one_of & offered)
     ][-1]
     return [
         Finding("assurance", Standing.NOTE, level.value, "the most that a run here can have attested"),

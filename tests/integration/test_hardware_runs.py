@@ -1,0 +1,245 @@
+"""Whole runs at the level `tpm`: a real software TPM that booted a public log, and what its owner has a year later."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from glasshouse.attestation.roots.collateral import EMPTY
+from glasshouse.errors import Code, ExitCode, PlatformError, VerificationError
+from glasshouse.evidence.bundle import Bundle, HardwareParts
+from glasshouse.jobs.define.hardware_file import read_hardware
+from glasshouse.jobs.gates.embedded import Embedded
+from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.owner_identity import Identity, read_public
+from glasshouse.jobs.owner.processes import Interrupts
+from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.references.hardware_draft import draft_of, look_at_hardware
+from glasshouse.jobs.supervise.follow import Watcher
+from glasshouse.jobs.supervise.prepare import prepare
+from glasshouse.jobs.supervise.supervision import supervise
+from glasshouse.jobs.verify.conclusion import Conclusion
+from glasshouse.jobs.verify.verdict import Status, verify_bundle
+from glasshouse.runtime.roots.tpm import TpmCollector
+from glasshouse.wire.states import Outcome
+from simulators.command_line import Shell
+from tools.machine import needs_root
+from tools.machine_with_tpm import MachineWithTpm
+from tools.software_tpm import SoftwareTpm, needs_swtpm, software_tpm
+
+pytestmark = needs_swtpm
+
+
+@dataclass(frozen=True)
+class Owner:
+    """An owner, with a job at the level `tpm`, and the machine that it runs on."""
+
+    shell: Shell
+    machine: MachineWithTpm
+
+    def policy(self, tpm: SoftwareTpm, **registers: str) -> None:
+        """Write the policy that takes a TPM's maker, and the image that it booted but for some registers."""
+        found = tpm.policy()
+        pem = x509.load_der_x509_certificate(tpm.root).public_bytes(Encoding.PEM)
+        (self.shell.folder / "maker.pem").write_bytes(pem)
+        values = {name: value.hex() for name, (value,) in found.pcrs.items()} | registers
+        lines = ["[tpm]", 'chain = "image"', 'ek_roots = ["maker.pem"]', "[tpm.pcrs]"]
+        lines += [f'{name} = ["{value}"]' for name, value in values.items()]
+        (self.shell.folder / "machines.toml").write_text("\n".join(lines))
+
+    def job(self, name: str, policy: str = 'assurance = "tpm"\nhardware = "machines.toml"') -> Path:
+        path = self.shell.job(name, "5")
+        path.write_text(path.read_text().replace('assurance = "software"', policy))
+        return path
+
+    def run(self, name: str, machine: MachineWithTpm | None = None) -> tuple[RunFolder, Conclusion]:
+        """Run a job on the machine, or on another, to its end."""
+        machine = machine or self.machine
+        sealed = self.shell.ask("seal", f"{name}.toml", "-o", f"{name}.sealed", "--force", "--json")
+        assert sealed.code == 0, sealed.out + sealed.err
+        home = Home(path=self.shell.home)
+        identity, broker = Identity.parse(home.owner_private.read_bytes(), None), Embedded(home)
+        folder = RunFolder.create(home)
+        try:
+            prepared = prepare(
+                self.shell.folder / f"{name}.sealed",
+                home=home,
+                identity=identity,
+                folder=folder,
+                broker=broker,
+                places=[machine],
+            )
+            ended = supervise(
+                folder,
+                prepared.launch,
+                home=home,
+                place=lambda _name: machine,
+                broker=broker,
+                watcher=Watcher(),
+                interrupts=Interrupts(),
+            )
+        finally:
+            broker.give_back()
+        return folder, ended.conclusion
+
+
+@pytest.fixture(scope="module")
+def tpm() -> Iterator[SoftwareTpm]:
+    with software_tpm() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def owner(tmp_path_factory: pytest.TempPathFactory, tpm: SoftwareTpm) -> Iterator[Owner]:
+    made = Owner(Shell(tmp_path_factory.mktemp("owner")), MachineWithTpm(tpm))
+    assert made.shell.ask("init").code == 0
+    with pytest.MonkeyPatch.context() as patch:  # this process looks at the machine before it places anything
+        patch.setattr(TpmCollector.__init__, "__defaults__", made.machine.defaults)
+        made.policy(tpm)
+        made.job("job")
+        yield made
+    assert made.shell.left_running() == []
+
+
+@pytest.fixture(scope="module")
+def ended(owner: Owner) -> tuple[RunFolder, Conclusion]:
+    """A run at the level `tpm`."""
+    return owner.run("job")
+
+
+@pytest.fixture
+def verify(owner: Owner) -> Callable[[Bundle], Status]:
+    """Verify a bundle with nothing but the owner's public key; a failure is raised."""
+    public = read_public(Home(path=owner.shell.home).owner_public).signing
+
+    def of(bundle: Bundle) -> Status:
+        return verify_bundle(bundle.encode(), owner=public).status
+
+    return of
+
+
+def test_a_run_at_the_level_tpm_is_good_and_says_what_stands_behind_it(
+    owner: Owner, ended: tuple[RunFolder, Conclusion]
+) -> None:
+    folder, conclusion = ended
+    log = folder.runtime_log.read_text()
+    assert (conclusion.outcome, conclusion.code, conclusion.verdict) == (Outcome.COMPLETED, None, "good"), log
+    shown = owner.shell.ask("verify", folder.run_id, "--json")
+    assert shown.code == ExitCode.DONE
+    assert (shown.object["assurance"], shown.object["attestation"]) == ("tpm", "affirming")
+    assert "whose TPM the policy trusts" in shown.object["verdict"]
+    card = owner.shell.ask("card", folder.run_id, "-o", "card.html")
+    assert card.code == ExitCode.DONE, card.err
+    page = (owner.shell.folder / "card.html").read_text()
+    assert "assurance tpm" in page
+    assert "assurance software" not in page
+
+
+@needs_root
+def test_its_receipt_is_verified_from_one_file_and_the_owners_key_without_a_network(
+    owner: Owner, ended: tuple[RunFolder, Conclusion], tmp_path: Path
+) -> None:
+    folder, _ = ended
+    (tmp_path / "receipt.json").write_bytes(folder.receipt.read_bytes())
+    (tmp_path / "owner.pub").write_bytes(Home(path=owner.shell.home).owner_public.read_bytes())
+    command = [sys.executable, "-m", "glasshouse.cli", "verify", "receipt.json", "--owner", "owner.pub", "--json"]
+    found = subprocess.run(
+        ["unshare", "--net", *command],
+        cwd=tmp_path,
+        env={"GLASSHOUSE_HOME": str(tmp_path / "home")},
+        capture_output=True,
+    )
+    assert found.returncode == ExitCode.DONE, found.stdout
+    assert json.loads(found.stdout)["status"] == "good"
+
+
+def test_a_bundle_whose_hardware_is_another_is_not_genuine(
+    ended: tuple[RunFolder, Conclusion], verify: Callable[[Bundle], Status]
+) -> None:
+    bundle = Bundle.parse(ended[0].receipt.read_bytes())
+    parts = bundle.hardware
+    assert parts is not None
+    assert verify(bundle) is Status.GOOD
+    (blob,) = parts.blobs
+    policy = dict(parts.policy)  # type: ignore[call-overload, arg-type]
+    looser = policy | {"hardware": policy["hardware"] | {"collateral": {"crl": 60}}}
+    for name, forged in {
+        "a flipped blob": replace(parts, blobs=(blob[:-1] + bytes([blob[-1] ^ 1]),)),
+        "a longer blob": replace(parts, blobs=(blob + b" ",)),
+        "one blob more": replace(parts, blobs=(blob, blob)),
+        "another policy": replace(parts, policy=looser),
+        "no policy that can be read": replace(parts, policy={"assurance": "software"}),
+        "a pack that nobody named": replace(parts, collateral=EMPTY.encode()),
+    }.items():
+        with pytest.raises(VerificationError) as refused:
+            verify(replace(bundle, hardware=forged))
+        assert refused.value.code is Code.CHAIN_EVIDENCE, name
+    lacking: list[HardwareParts | None] = [None, replace(parts, policy=None)]
+    assert [verify(replace(bundle, hardware=one)) for one in lacking] == [Status.INCOMPLETE] * 2
+
+
+def test_a_machine_that_booted_another_image_is_refused_by_the_register_that_says_so(
+    owner: Owner, tpm: SoftwareTpm
+) -> None:
+    owner.policy(tpm, **{"9": "aa" * 32})
+    owner.job("another")
+    try:
+        folder, conclusion = owner.run("another")
+    finally:
+        owner.policy(tpm)
+    assert (conclusion.outcome, conclusion.code) == (Outcome.REFUSED, Code.REFERENCE_VALUE)
+    assert conclusion.verdict == "incomplete"
+    assert not list((folder.out / "outputs").iterdir())
+
+
+def test_a_machine_without_the_tpm_is_refused_before_anything_is_sent(owner: Owner, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TpmCollector.__init__, "__defaults__", (str(tmp_path / "tpmrm0"), ""))
+        with pytest.raises(PlatformError) as refused:
+            owner.run("job")
+    assert refused.value.code is Code.HARDWARE_UNAVAILABLE
+    assert "tpmrm0" in refused.value.message
+
+
+def test_a_runtime_that_finds_no_tpm_asks_nothing_of_the_gate_and_says_what_is_missing(
+    owner: Owner, tpm: SoftwareTpm, tmp_path: Path
+) -> None:
+    folder, conclusion = owner.run("job", MachineWithTpm(replace(tpm, path=str(tmp_path / "tpmrm0"))))
+    assert (conclusion.outcome, conclusion.code) == (Outcome.FAILED, Code.HARDWARE_UNAVAILABLE)
+    assert f"there is no TPM: no {tmp_path}/tpmrm0" in folder.runtime_log.read_text()
+    bundle = Bundle.parse(folder.receipt.read_bytes())
+    assert (bundle.evidence, bundle.hardware) == (None, None)
+    assert '"released"' not in owner.shell.ask("status", folder.run_id, "--json").out
+
+
+@pytest.mark.parametrize(
+    ("policy", "code"),
+    [
+        ('assurance = "tpm"', Code.CHAIN_MISSING),
+        ('assurance = "cpu-tee"\nhardware = "machines.toml"', Code.CHAIN_MISSING),
+        ('assurance = "software"\nhardware = "machines.toml"', Code.JOB_INVALID),
+        ('assurance = "tpm"\nhardware = "nowhere.toml"', Code.FILE_MISSING),
+    ],
+)
+def test_a_level_and_a_hardware_policy_that_do_not_fit_are_no_job(owner: Owner, policy: str, code: Code) -> None:
+    owner.job("wrong", policy)
+    refused = owner.shell.ask("seal", "wrong.toml", "-o", "wrong.sealed", "--json")
+    assert (refused.code, refused.error["code"]) == (ExitCode.USAGE, code)
+
+
+def test_a_draft_has_what_the_machine_shows_and_is_a_policy(owner: Owner, tpm: SoftwareTpm, tmp_path: Path) -> None:
+    text = draft_of(look_at_hardware())
+    assert "are not reference values yet" in text
+    (tmp_path / "draft.toml").write_text(text)
+    found, seen = read_hardware(tmp_path / "draft.toml").tpm, tpm.policy()
+    assert found is not None
+    assert found.pcrs.items() >= seen.pcrs.items()
+    assert (len(found.aks), found.ek_roots) == (1, ())
