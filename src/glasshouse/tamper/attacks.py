@@ -19,8 +19,10 @@ from glasshouse.broker.client.owner_client import Reply
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge
+from glasshouse.tamper.hardware_attacks import HARDWARE_ATTACKS, one_tpm
 from glasshouse.tamper.line_attacks import LINE_ATTACKS, goes_on
 from glasshouse.tamper.stage import Actor, Owner, any_measurement, stage
+from glasshouse.tamper.tpm_stage import StagedTpm, TpmMaker
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import SigningKey
@@ -243,6 +245,8 @@ GROUP_ATTACKS = _attacks(
     }
 )
 LINES = tuple(Attack(name, *row) for name, row in LINE_ATTACKS.items())
+HARDWARE = tuple(Attack(name, *row) for name, row in HARDWARE_ATTACKS.items())
+HARDWARE_CONTROL = Attack("valid TPM", "nothing", "", None, one_tpm, counted=1)
 LINE_CONTROL = Attack("valid line", "nothing: the next leg, from what was counted", "", None, goes_on, counted=1)
 GROUP_CONTROL = Attack("valid group", "nothing: two machines", "", None, _two_machines, counted=2)
 
@@ -283,12 +287,13 @@ class AttackResult:
 
 
 def run_attacks() -> list[AttackResult]:
-    """Play the attacks of a runtime, of groups and of lines, then the controls; raises `PeerError` without a broker."""
+    """Play all attacks, then the controls; raises `PeerError` without a broker."""
     with stage() as owner:
         groups, lines = owner.another(releases=GROUP_RELEASES), owner.another(releases=LINE_RELEASES)
+        machines = owner.another(releases=1, tpm=StagedTpm(maker=TpmMaker(), boot=b"the owner's image"))
         one, several = [(owner, attack) for attack in ATTACKS], [(groups, attack) for attack in GROUP_ATTACKS]
-        several += [(lines, attack) for attack in LINES]
-        controls = (owner, CONTROL), (groups, GROUP_CONTROL), (lines, LINE_CONTROL)
+        several += [(lines, attack) for attack in LINES] + [(machines, attack) for attack in HARDWARE]
+        controls = (owner, CONTROL), (groups, GROUP_CONTROL), (lines, LINE_CONTROL), (machines, HARDWARE_CONTROL)
         return [play(*each) for each in (*one, *several, *controls)]
 
 

@@ -39,6 +39,7 @@ from glasshouse.handshake.runtime_side import (
 )
 from glasshouse.package.layout import check_commitment, key_commitment
 from glasshouse.package.manifest import Manifest
+from glasshouse.tamper.tpm_stage import StagedTpm
 from glasshouse.wire.crypto import RecipientKey, SigningKey, Suite, lengths_prefixed
 from glasshouse.wire.group import Group
 from glasshouse.wire.policy import GROUP_EGRESS, Assurance, Floor, Profile
@@ -75,6 +76,7 @@ class Owner:
         profile, egress: of the floor and the policy.
         signing: the owner's key; a new one by default.
         hardware: of a policy that takes evidence of it.
+        tpm: what the policy accepts, at the level `tpm`; without one the level is `software`.
 
     Attributes:
         manifest, package_key: the package; it has no content.
@@ -91,12 +93,14 @@ class Owner:
         egress: tuple[str, ...] = (GROUP_EGRESS,),
         signing: SigningKey | None = None,
         hardware: HardwarePolicy | None = None,
+        tpm: StagedTpm | None = None,
     ) -> None:
         self.signing, sealing = signing or SigningKey.generate(), RecipientKey.generate()
         self._broker = broker
         self._client = broker.client()
         self.package_key = secrets.token_bytes(32)
         self.measurement = any_measurement()
+        self._tpm = tpm
         package_id = secrets.token_hex(16)
         self.manifest = Manifest(
             package_id=package_id,
@@ -114,9 +118,10 @@ class Owner:
         )
         now_us, store = clock_us(), self._client.store_public()
         policy = DeploymentPolicy(
-            assurance=Assurance.SOFTWARE,
+            assurance=Assurance.SOFTWARE if tpm is None else Assurance.TPM,
             profile=profile,
             egress=egress,
+            hardware=hardware if tpm is None else tpm.accepted(),
             references=References.of(self.measurement),
             release_budget=releases,
             not_after_us=now_us + _HOUR_US,
@@ -134,9 +139,16 @@ class Owner:
         self._client.put_delegation(self.delegation, self.signing.public)
         self.deployment = self._client.add_deployment(self.manifest.sign(self.signing), self.package_key, policy)
 
-    def another(self, *, releases: int) -> Owner:
+    def another(self, *, releases: int, tpm: StagedTpm | None = None) -> Owner:
         """Return another owner at the same broker, with a package and a budget of their own."""
-        return Owner(self._broker, releases=releases)
+        return Owner(self._broker, releases=releases, tpm=tpm)
+
+    @property
+    def tpm(self) -> StagedTpm:
+        """The TPM whose maker and boot the policy accepts."""
+        if self._tpm is None:
+            raise ValueError("an owner whose policy names no TPM")
+        return self._tpm
 
     def client(self) -> OwnerClient:
         """Return the client of the owner's broker."""
