@@ -23,7 +23,7 @@ cat <<NEXT
 The adapter lies in $made/clinic-lora-adapter; keys, run, event log and receipt of this demo in .glasshouse/demo.
 Try next (activate the environment first: . .venv/bin/activate):
   glasshouse logs latest --home .glasshouse/demo    what the training printed, decrypted with your key
-  glasshouse tamper                                 25 attacks on the gate, and who refuses them
+  glasshouse tamper                                 37 attacks on the gate, and who refuses them
   glasshouse init                                   an identity of your own, in your data folder; then
   glasshouse run examples/clinic/script.toml        your own kind of script, unchanged
   glasshouse doctor                                 what this machine offers, and what its host could still see

@@ -37,9 +37,22 @@ NAMES = [
     "line: a replayed statement",
     "line: not the holder",
     "line: a store that lies",
+    "hardware: another machine's",
+    "hardware: another run's",
+    "hardware: another kernel",
+    "hardware: another maker",
+    "hardware: a key that signs all",
+    "hardware: not activated",
+    "hardware: a byte behind",
+    "hardware: a byte short",
+    "hardware: another byte",
+    "hardware: none",
+    "hardware: one too many",
+    "hardware: a weaker level",
     "valid control",
     "valid group",
     "valid line",
+    "valid TPM",
 ]
 
 
@@ -58,9 +71,9 @@ def test_each_story_is_refused_by_its_own_check_and_only_the_controls_are_releas
     rows = run_attacks()
     assert [row.attack.name for row in rows] == NAMES
     assert all(row.held for row in rows), [row.to_json() for row in rows if not row.held]
-    assert [row.released for row in rows] == [False] * 25 + [True] * 3
+    assert [row.released for row in rows] == [False] * 37 + [True] * 4
     # A line begins with a first leg that is released; nothing that is refused after it counts.
     moved = [row.counter_after - row.counter_before for row in rows]
-    assert moved == [0] * 14 + [1] * 4 + [2] + [1] * 6 + [1, 2, 1]
-    assert len({row.actual for row in rows}) == 20
+    assert moved == [0] * 14 + [1] * 4 + [2] + [1] * 6 + [0] * 12 + [1, 2, 1, 1]
+    assert len({row.actual for row in rows}) == 30
     assert [path.exists() for path in used] == [False], "the broker's directory is gone"

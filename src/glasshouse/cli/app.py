@@ -46,7 +46,7 @@ _COMMANDS = {
     "sweep": ("results", "Give back rented machines whose command was killed."),
     "rm": ("results", "Remove runs that have ended."),
     "prune": ("results", "Remove runs that ended long ago."),
-    "tamper": ("results", "Play 25 attacks against a live broker and its store."),
+    "tamper": ("results", "Play 37 attacks against a live broker and its store."),
     "doctor": ("setup", "What this machine offers, and what its host could see."),
     "measure": ("setup", "What this installation, or a machine's, measures to, part by part."),
     "identity": ("setup", "The owner's identity: show, pem, export, restore, move."),

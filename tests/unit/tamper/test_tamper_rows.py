@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from glasshouse.attestation import appraise, verify
+from glasshouse.attestation.roots.tpm import endorsement, tpm_evidence, tpm_quote
 from glasshouse.broker.decide.decisions import ApiAnswer
 from glasshouse.broker.decide.key_release import ReleaseGate
 from glasshouse.broker.decide.releases import make_release, write_release
@@ -21,11 +22,14 @@ from glasshouse.tamper.attacks import (
     GROUP_ATTACKS,
     GROUP_CONTROL,
     GROUP_RELEASES,
+    HARDWARE,
+    HARDWARE_CONTROL,
     Attack,
     AttackResult,
     play,
 )
 from glasshouse.tamper.stage import Owner
+from glasshouse.tamper.tpm_stage import StagedTpm, TpmMaker
 from simulators.local_broker import LocalBroker
 
 REFUSED = AttackResult(
@@ -149,6 +153,36 @@ def test_a_gate_that_lost_a_check_is_found_out_by_the_story_about_it(
     assert not row.held
     assert row.released
     assert row.counter_after == 1
+
+
+@pytest.fixture
+def machines(owner: Owner) -> Owner:
+    """An owner whose policy demands a TPM."""
+    return owner.another(releases=1, tpm=StagedTpm(maker=TpmMaker(), boot=b"an image"))
+
+
+@pytest.mark.parametrize("one", [*HARDWARE, HARDWARE_CONTROL], ids=lambda one: one.name)
+def test_every_story_of_hardware_holds_against_a_sound_gate(machines: Owner, one: Attack) -> None:
+    assert play(machines, one).held
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "check"),
+    [
+        ("another machine's", tpm_evidence, "_check_named"),
+        ("another kernel", tpm_quote, "_check_values"),
+        ("another maker", endorsement, "check_endorsement"),
+        ("not activated", tpm_evidence, "_check_activation"),
+    ],
+)
+def test_a_gate_that_lost_a_check_of_hardware_is_found_out(
+    machines: Owner, monkeypatch: pytest.MonkeyPatch, name: str, module: object, check: str
+) -> None:
+    monkeypatch.setattr(module, check, lambda *_arguments, **_named: 2**53 - 1)
+    [attack] = [one for one in HARDWARE if one.name == f"hardware: {name}"]
+    row = play(machines, attack)
+    assert not row.held
+    assert row.released
 
 
 def test_a_gate_that_forgets_its_challenges_is_found_out(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
