@@ -14,8 +14,8 @@ from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.broker.client.owner_client import Reply
 from glasshouse.errors import Code, InternalError
 from glasshouse.handshake.messages import Challenge, TpmKeys
-from glasshouse.handshake.runtime_side import challenge_request, evidence_message, read_challenge, with_blobs
-from glasshouse.tamper.stage import Actor, Owner, clock_us
+from glasshouse.handshake.runtime_side import challenge_request, with_blobs
+from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.tamper.tpm_stage import StagedTpm, TpmMaker
 from glasshouse.wire.policy import Assurance
 
@@ -36,13 +36,7 @@ class Machine:
         """Ask for a challenge, with the TPM that the owner accepts unless another is given."""
         tpm = tpm or owner.tpm
         actor, keys = Actor.enter(owner), tpm.keys
-        content = cls.asked(actor, keys).content()
-        return cls(actor=actor, tpm=tpm, keys=keys, challenge=read_challenge(content, actor.launch, now_us=clock_us()))
-
-    @staticmethod
-    def asked(actor: Actor, keys: TpmKeys) -> Reply:
-        """Send a challenge request with these keys."""
-        return actor.post("/v1/challenge", challenge_request(actor.launch, keys))
+        return cls(actor=actor, tpm=tpm, keys=keys, challenge=actor.challenge(keys))
 
     @property
     def claims(self) -> Claims:
@@ -71,11 +65,9 @@ class Machine:
             blobs: by kind, as the evidence lists them.
             behind: makes what follows the envelope of what it names.
         """
-        listed = [Blob.of(kind, data) for kind, data in blobs]
-        keys = {"evidence_key": self.actor.evidence, "launch_key": self.actor.launch.key()}
-        envelope = evidence_message(claims, listed, **keys)
+        envelope = self.actor.sign(claims, [Blob.of(kind, data) for kind, data in blobs])
         rest = behind(b"".join(data for _, data in blobs))
-        return self.actor.post("/v1/evidence", with_blobs(envelope, [rest] if rest else ())), envelope
+        return self.actor.send(with_blobs(envelope, [rest] if rest else ())), envelope
 
 
 def _with_blob(edit: Callable[[bytes], bytes]) -> Callable[[Owner], Reply]:
@@ -91,7 +83,12 @@ def _with_blob(edit: Callable[[bytes], bytes]) -> Callable[[Owner], Reply]:
 
 def _with_tpm(make: Callable[[StagedTpm], StagedTpm]) -> Callable[[Owner], Reply]:
     """Return the attack that asks for a challenge with another TPM."""
-    return lambda owner: Machine.asked(Actor.enter(owner), make(owner.tpm).keys)
+
+    def play(owner: Owner) -> Reply:
+        actor = Actor.enter(owner)
+        return actor.post("/v1/challenge", challenge_request(actor.launch, make(owner.tpm).keys))
+
+    return play
 
 
 def _another_machine(owner: Owner) -> Reply:

@@ -127,7 +127,6 @@ class Owner:
             not_after_us=now_us + _HOUR_US,
             lease_s=600,
             max_duration_s=3600,
-            hardware=hardware,
         )
         self.delegation = Delegation(
             broker_public=broker.broker_public,
