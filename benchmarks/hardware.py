@@ -83,7 +83,7 @@ def _prepared(gpus: Any, tdx: Any, dstack: Any) -> tuple[Callable[[], None], dic
             }
         }
     )
-    judging = nvidia_evidence.Judging(now_us=NOW_US, collateral=pack, policy=policy, roots=node.roots)
+    judging = nvidia_evidence.Judging(now_us=NOW_US, collateral=pack, policy=policy, **node.roots)
     collateral, root = host.pack(), host.root_sha256
 
     def appraise() -> None:
@@ -105,12 +105,8 @@ def _forget() -> None:
 
 
 def _forget_certificates() -> None:
-    for kept_function in (
-        nvidia_certificates._check_issued,
-        nvidia_certificates.certificate_of,
-        nvidia_certificates.validity_of,
-    ):
-        kept_function.cache_clear()
+    nvidia_certificates._check_issued.cache_clear()
+    nvidia_certificates.read_certificate.cache_clear()
 
 
 def _cpu_ms(work: Callable[[], None]) -> float:

@@ -43,7 +43,7 @@ def test_altered_evidence_is_refused() -> None:
 def test_altered_manifests_are_refused_or_say_the_same() -> None:
     """Space within the base64 of a signature is in no signature."""
     machine = NvidiaMachine()
-    right, root = machine.manifests[DRIVER_MANIFEST], machine.manifest_root.der
+    right, root = machine.manifests[DRIVER_MANIFEST], machine.roots["manifest_root_sha256"]
     found = manifest_of(right, root)
     end = time.monotonic() + SECONDS
     for form in altered(right, random.Random("manifest")):

@@ -31,7 +31,7 @@ from glasshouse.attestation.roots.nvidia import nvidia_evidence
 from glasshouse.attestation.roots.nvidia.nvidia_blob import GpuMode, NvidiaBlob
 from glasshouse.attestation.roots.nvidia.nvidia_certificates import ocsp_name
 from glasshouse.attestation.roots.nvidia.nvidia_policy import NvidiaPolicy
-from glasshouse.attestation.roots.nvidia.nvidia_roots import NvidiaRoots
+from glasshouse.wire.crypto import sha256
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 DRIVER, VBIOS, SWITCH_BIOS = "570.124.06", "96.00.CF.00.02", "96.10.6D.00.01"
@@ -45,6 +45,7 @@ ACTIVE = {
     SWITCH_MANIFEST: (*range(7), 8, 10, 11, 14, *range(18, 27)),
 }
 VERSIONS = {DRIVER_MANIFEST: DRIVER, VBIOS_MANIFEST: VBIOS, SWITCH_MANIFEST: SWITCH_BIOS}
+CRITICAL = x509.ObjectIdentifier("1.3.6.1.4.1.99999.1")
 _DAY = timedelta(days=1)
 _FOREVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 _FWID_DER = bytes.fromhex("303d06096086480165030402020430")
@@ -110,7 +111,8 @@ def certified(
     if is_authority:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     for each in extensions:
-        builder = builder.add_extension(each, critical=isinstance(each, x509.ExtendedKeyUsage))
+        is_critical = isinstance(each, x509.ExtendedKeyUsage) or each.oid == CRITICAL
+        builder = builder.add_extension(each, critical=is_critical)
     made.certificate = builder.sign(issuer.key, SHA384())
     return made
 
@@ -222,12 +224,16 @@ class NvidiaMachine:
         device = certified(named(f"{chip} A01 GSP BROM", serial + pdi.hex().upper()), self.provisioner)
         tcb = x509.UnrecognizedExtension(x509.ObjectIdentifier("2.23.133.5.4.1"), bytes(_TCB_BYTES) + _FWID_DER + fwid)
         key = certified(named(f"{chip} A01 GSP FMC LF"), device, is_authority=False, extensions=[tcb])
-        chain = [key, device, self.provisioner, self.family]
+        chain = [key, device, self.provisioner, self.family, self.device_root]
         return SimulatedDevice(chain=chain, fwid=fwid, pdi=pdi, is_switch=is_switch)
 
     @property
-    def roots(self) -> NvidiaRoots:
-        return NvidiaRoots(devices=self.device_root.der, manifests=self.manifest_root.der)
+    def roots(self) -> dict[str, bytes]:
+        """The pins of its roots."""
+        return {
+            "device_root_sha256": sha256(self.device_root.der),
+            "manifest_root_sha256": sha256(self.manifest_root.der),
+        }
 
     @property
     def mode(self) -> GpuMode:
@@ -283,7 +289,7 @@ class NvidiaMachine:
     def pack(self, *, without: str = "", instead: Mapping[str, bytes] | None = None) -> Pack:
         """Return the collateral by which it is appraised, with some of it as it should not be."""
         items = {f"nvidia/rim/{name}": data for name, data in self.manifests.items()}
-        chains = [[*device.chain[1:], self.device_root] for device in (*self.gpus, *self.switches)]
+        chains = [device.chain[1:] for device in (*self.gpus, *self.switches)]
         for chain in (*chains, self.signing_chain):
             for certificate, issuer in pairwise(chain):
                 name = ocsp_name(certificate.der)
@@ -340,7 +346,7 @@ class NvidiaMachine:
             now_us=int(now.timestamp()) * 1_000_000,
             collateral=pack or self.pack(),
             policy=policy or self.policy(),
-            roots=self.roots,
+            **self.roots,
         )
         return nvidia_evidence.appraise_by(self.blob() if blob is None else blob, bound or self.bound(), judging)
 

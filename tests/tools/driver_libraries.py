@@ -134,5 +134,4 @@ class DriverLibraries:
         )
 
     def _pem(self, device: SimulatedDevice) -> bytes:
-        chain = [*(x509.load_der_x509_certificate(each) for each in device.ders), self.machine.device_root.certificate]
-        return b"".join(each.public_bytes(Encoding.PEM) for each in chain)
+        return b"".join(x509.load_der_x509_certificate(each).public_bytes(Encoding.PEM) for each in device.ders)

@@ -24,7 +24,6 @@ from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.nvidia import nvidia_evidence
 from glasshouse.attestation.roots.nvidia.nvidia_blob import GpuMode, NvidiaBlob
 from glasshouse.attestation.roots.nvidia.nvidia_evidence import Device, Judging
-from glasshouse.attestation.roots.nvidia.nvidia_roots import PINNED
 from tools.hardware_cases import HardwareCase
 
 MANIFESTS_LATER = timedelta(days=64)
@@ -45,9 +44,9 @@ class WithoutOcsp(Judging):
 
     __slots__ = ()
 
-    def not_revoked(self, chain: Sequence[bytes], root: bytes, first: int) -> int:
-        del chain, root, first
-        return 2**53 - 1
+    def asked(self, chain: Sequence[bytes]) -> list[int]:
+        del chain
+        return [2**53 - 1]
 
 
 def appraise_public(case: HardwareCase, files: Mapping[str, bytes], pack: Pack) -> list[Device]:
@@ -58,16 +57,13 @@ def appraise_public(case: HardwareCase, files: Mapping[str, bytes], pack: Pack) 
     driver = "590.12" if "gpus" in files else "590.48.01" if is_part else "550.90.07"
     gpu = Gpu(name="NVIDIA", memory_bytes=1, driver=driver, uuid="GPU-1")
     bound = AskedNonce(composite=case.bound or bytes(32), gpus=(gpu,) * case.policy.nvidia.gpus)
-    judging = (WithoutOcsp if is_part else Judging)(
-        now_us=case.now_us, collateral=pack, policy=case.policy, roots=PINNED
-    )
+    judging = (WithoutOcsp if is_part else Judging)(now_us=case.now_us, collateral=pack, policy=case.policy)
     evidence = nvidia_evidence.read_blob(blob, bound, judging.terms)
     devices = nvidia_evidence.check_devices(evidence, bound, judging)
     if not is_part:
         later = replace(judging, now_us=case.now_us + MANIFESTS_LATER // timedelta(microseconds=1))
         nvidia_evidence.check_manifests(devices, later)
-    if evidence.mode is GpuMode.PPCIE:
-        nvidia_evidence.check_topology(devices[: len(evidence.gpus)], devices[len(evidence.gpus) :])
+    nvidia_evidence.check_topology(devices[: len(evidence.gpus)], devices[len(evidence.gpus) :])
     nvidia_evidence.check_bound(devices, bound)
     return devices
 
@@ -87,4 +83,4 @@ def _blob(files: Mapping[str, bytes]) -> bytes:
 
 
 def _chain(pem: bytes) -> list[bytes]:
-    return [each.public_bytes(Encoding.DER) for each in x509.load_pem_x509_certificates(pem)][:-1]
+    return [each.public_bytes(Encoding.DER) for each in x509.load_pem_x509_certificates(pem)]

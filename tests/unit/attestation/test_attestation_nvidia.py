@@ -26,6 +26,7 @@ from glasshouse.attestation.roots.nvidia.reference_manifest import manifest_of
 from glasshouse.attestation.roots.nvidia.spdm_report import SpdmReport
 from glasshouse.errors import Code, FormatError
 from simulators.nvidia_machine import (
+    CRITICAL,
     DRIVER_MANIFEST,
     NOW,
     SWITCH_MANIFEST,
@@ -297,8 +298,11 @@ def test_a_manifest_whose_signer_has_ended_or_is_held_is_refused(machine: Nvidia
 def test_a_certificate_of_another_root_is_refused(machine: NvidiaMachine) -> None:
     theirs = NvidiaMachine()
     refused(machine, Code.HARDWARE_CERTIFICATE, theirs.blob(), pack=theirs.pack())
+    posing = [*theirs.gpus[0].ders[:4], machine.device_root.der]
+    blob = machine.blob(gpus=[(theirs.report(theirs.gpus[0])[0], posing)])
+    refused(machine, Code.HARDWARE_CERTIFICATE, blob, pack=theirs.pack())
     # Nor does evidence by a root that tests trust pass by the pinned ones.
-    with pytest.raises(CheckFailedError, match="did not issue") as error:
+    with pytest.raises(CheckFailedError, match="another root") as error:
         nvidia_evidence.appraise(
             machine.blob(),
             bound=machine.bound(),
@@ -313,11 +317,20 @@ def test_what_a_report_key_certified_is_no_device(machine: NvidiaMachine) -> Non
     """A key that is no authority issues the certificate of a key of the host's."""
     device = machine.gpus[0]
     forged = certified(named("GH100 A01 GSP FMC LF"), device.chain[0], is_authority=False)
-    blob = machine.blob(gpus=[(machine.report(device)[0], [forged.der, *device.ders[:3]])])
+    blob = machine.blob(gpus=[(machine.report(device)[0], [forged.der, device.ders[0], *device.ders[2:]])])
     refused(machine, Code.HARDWARE_CERTIFICATE, blob)
     authority = certified(named("GH100 A01 GSP FMC LF"), device.chain[1])
     blob = machine.blob(gpus=[(machine.report(device)[0], [authority.der, *device.ders[1:]])])
     refused(machine, Code.HARDWARE_CERTIFICATE, blob)
+
+
+def test_what_is_critical_and_unknown_is_refused(machine: NvidiaMachine) -> None:
+    device = machine.gpus[0]
+    known = next(each.value for each in device.chain[0].certificate.extensions if "2.23" in each.oid.dotted_string)
+    extensions = [x509.UnrecognizedExtension(CRITICAL, b"0"), known]
+    leaf = certified(named("GH100 A01 GSP FMC LF"), device.chain[1], is_authority=False, extensions=extensions)
+    blob = machine.blob(gpus=[(machine.report(device)[0], [leaf.der, *device.ders[1:]])])
+    assert "critical" in refused(machine, Code.HARDWARE_CERTIFICATE, blob).message
 
 
 @pytest.mark.parametrize("reason", [x509.ReasonFlags.key_compromise, x509.ReasonFlags.certificate_hold], ids=str)
@@ -393,10 +406,10 @@ def test_one_evidence_has_one_form(machine: NvidiaMachine) -> None:
     whole: Any = NvidiaBlob.parse(machine.blob()).to_json()
     table, report = whole["certificates"], whole["gpus"][0]["report"]
     for certificates, chain in (
-        ([*table, "AAAA"], [0, 1, 2, 3]),  # one that is not used
-        ([table[1], table[0], *table[2:]], [1, 0, 2, 3]),  # in another order
-        ([*table[:3], table[2]], [0, 1, 2, 3]),  # one twice
-        (table, [0, 1, 2, 4]),
+        ([*table, "AAAA"], [0, 1, 2, 3, 4]),  # one that is not used
+        ([table[1], table[0], *table[2:]], [1, 0, 2, 3, 4]),  # in another order
+        ([*table[:4], table[3]], [0, 1, 2, 3, 4]),  # one twice
+        (table, [0, 1, 2, 3, 5]),
     ):
         with pytest.raises(FormatError):
             NvidiaBlob.from_json({**whole, "certificates": certificates, "gpus": [{"chain": chain, "report": report}]})

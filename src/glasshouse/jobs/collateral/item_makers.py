@@ -80,15 +80,14 @@ class Makers:
                 raise ValueError("its issuer did not sign it")
 
     def _check_manifest(self, name: str) -> None:
-        from glasshouse.attestation.roots.nvidia.nvidia_roots import PINNED as NVIDIA
+        from glasshouse.attestation.roots.nvidia.nvidia_certificates import MANIFEST_ROOT_SHA256, check_dates
         from glasshouse.attestation.roots.nvidia.reference_manifest import manifest_of
 
-        if not manifest_of(self._found[name], NVIDIA.manifests).validity.has(self._now_us):
-            why = f"{name}: its signer's certificate is not of this time; no gate takes it"
-            raise CheckFailedError("12", Code.COLLATERAL_EXPIRED, why)
+        chain = manifest_of(self._found[name], MANIFEST_ROOT_SHA256).chain
+        check_dates(chain, self._now_us, Code.COLLATERAL_EXPIRED, f"{name}, which no gate takes")
 
     def _check_response(self, name: str) -> None:
-        from glasshouse.attestation.roots.nvidia.nvidia_certificates import check_not_revoked
+        from glasshouse.attestation.roots.nvidia.nvidia_certificates import check_good
 
         about, issuer = (one.public_bytes(Encoding.DER) for one in self._certified[name])
-        check_not_revoked([about], issuer, (0,), pack=self._pack, now_us=self._now_us, max_age_s=_AGE_S)
+        check_good(about, issuer, pack=self._pack, now_us=self._now_us, max_age_s=_AGE_S)

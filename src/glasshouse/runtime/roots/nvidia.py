@@ -25,41 +25,12 @@ _UNKNOWN = (3, 13)  # NVML: not supported, function not found
 _OFF = "confidential computing of the GPUs is off; whose machine it is turns it on, for a confidential machine"
 _DEVTOOLS = "the GPUs are in the mode for developer tools, which protects nothing"
 _OLD = "the NVIDIA driver is too old to give evidence of its GPUs"
+_SETTINGS_VERSION = 1 << 24 | 20  # 1, of 20 bytes
+# nvmlConfComputeGpuAttestationReport_t: three numbers, the nonce, the report, that of another controller.
+_NONCE_AT, _REPORT_AT, _REPORT_BYTES = 12, 44, 44 + 0x2000 + 0x1000
+# nvmlConfComputeGpuCertificate_t: two numbers, the device's own chain, that of the report's key.
+_CHAIN_AT, _CHAIN_BYTES = 8 + 0x1000, 8 + 0x1000 + 0x1400
 _MODES = {0: GpuMode.SPT, 1: GpuMode.PPCIE, 2: GpuMode.MPT}  # NVML_CC_SYSTEM_MULTIGPU_*
-
-
-class _State(ctypes.Structure):
-    _fields_ = (("environment", ctypes.c_uint), ("feature", ctypes.c_uint), ("devtools", ctypes.c_uint))
-
-
-class _Settings(ctypes.Structure):
-    _fields_ = (
-        ("version", ctypes.c_uint),
-        ("environment", ctypes.c_uint),
-        ("feature", ctypes.c_uint),
-        ("devtools", ctypes.c_uint),
-        ("multi_gpu", ctypes.c_uint),
-    )
-
-
-class _GpuCertificates(ctypes.Structure):
-    _fields_ = (
-        ("own_size", ctypes.c_uint),
-        ("size", ctypes.c_uint),
-        ("own", ctypes.c_ubyte * 0x1000),
-        ("data", ctypes.c_ubyte * 0x1400),
-    )
-
-
-class _GpuReport(ctypes.Structure):
-    _fields_ = (
-        ("has_controller", ctypes.c_uint),
-        ("size", ctypes.c_uint),
-        ("controller_size", ctypes.c_uint),
-        ("nonce", ctypes.c_ubyte * 32),
-        ("data", ctypes.c_ubyte * 0x2000),
-        ("controller", ctypes.c_ubyte * 0x1000),
-    )
 
 
 class _Session(ctypes.Structure):
@@ -125,30 +96,29 @@ class NvidiaCollector:
 
 
 def _mode(nvml: ctypes.CDLL) -> tuple[GpuMode, bool]:
-    state = _State()
-    answer = nvml.nvmlSystemGetConfComputeState(ctypes.byref(state))
+    state, settings = (ctypes.c_uint * 3)(), (ctypes.c_uint * 5)(_SETTINGS_VERSION)
+    answer = nvml.nvmlSystemGetConfComputeState(state)  # environment, feature, developer tools
     if answer in _UNKNOWN:
         return GpuMode.OFF, False
     gpus.ask(answer)
-    settings = _Settings(version=ctypes.sizeof(_Settings) | 1 << 24)
     try:
-        answer = nvml.nvmlSystemGetConfComputeSettings(ctypes.byref(settings))
+        answer = nvml.nvmlSystemGetConfComputeSettings(settings)  # version, these three, several GPUs
     except AttributeError:
         answer = _UNKNOWN[0]
     if answer not in _UNKNOWN:
         gpus.ask(answer)
-    mode = _MODES.get(settings.multi_gpu, GpuMode.OFF)
-    if not state.feature and mode is not GpuMode.PPCIE:
-        mode = GpuMode.OFF
-    return mode, bool(state.devtools or settings.devtools)
+    mode = _MODES.get(settings[4], GpuMode.OFF)
+    return mode if state[1] or mode is GpuMode.PPCIE else GpuMode.OFF, bool(state[2] or settings[3])
 
 
 def _gpu(nvml: ctypes.CDLL, device: ctypes.c_void_p, nonce: bytes) -> tuple[bytes, list[bytes]]:
-    report, certificates = _GpuReport(), _GpuCertificates()
-    ctypes.memmove(report.nonce, nonce, len(nonce))
-    gpus.ask(nvml.nvmlDeviceGetConfComputeGpuAttestationReport(device, ctypes.byref(report)))
-    gpus.ask(nvml.nvmlDeviceGetConfComputeGpuCertificate(device, ctypes.byref(certificates)))
-    return _of(report), _chain(_of(certificates))
+    # Each begins with three or two numbers, of which the second is the size of what is asked for.
+    report, chain = ctypes.create_string_buffer(_REPORT_BYTES), ctypes.create_string_buffer(_CHAIN_BYTES)
+    ctypes.memmove(ctypes.byref(report, _NONCE_AT), nonce, len(nonce))
+    gpus.ask(nvml.nvmlDeviceGetConfComputeGpuAttestationReport(device, report))
+    gpus.ask(nvml.nvmlDeviceGetConfComputeGpuCertificate(device, chain))
+    sizes = [int.from_bytes(each.raw[4:8], "little") for each in (report, chain)]
+    return report.raw[_REPORT_AT:][: sizes[0]], _chain(chain.raw[_CHAIN_AT:][: sizes[1]])
 
 
 def _switches(library: str, nonce: bytes) -> list[tuple[bytes, list[bytes]]]:
@@ -194,8 +164,7 @@ def _of(answer: Any) -> bytes:
 
 
 def _chain(pem: bytes) -> list[bytes]:
-    """Return the certificates without the last one: the root is pinned where they are appraised."""
     found = [binascii.a2b_base64(one) for one in _PEM.findall(pem)]
-    if len(found) != CHAIN_LENGTH + 1:
+    if len(found) != CHAIN_LENGTH:
         raise OSError("a chain of another length")
-    return found[:-1]
+    return found

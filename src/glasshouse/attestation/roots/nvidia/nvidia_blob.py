@@ -16,7 +16,7 @@ from glasshouse.errors import Code, FormatError
 from glasshouse.wire.record import Record, integer, items, octets
 
 MAX_CERTIFICATES = 256
-CHAIN_LENGTH = 4  # of a device: its report's key, itself, its provisioner, its family; the root is pinned
+CHAIN_LENGTH = 5  # of a device: its report's key, itself, its provisioner, its family, the root
 
 
 class GpuMode(StrEnum):
@@ -67,7 +67,7 @@ class NvidiaBlob(Record, name="nvidia", max_bytes=MAX_BLOB_BYTES, max_elements=4
         """Make the blob.
 
         Args:
-            gpus, switches: of each its report, and its certificates, the report's key first, without the root.
+            gpus, switches: of each its report, and its certificates, the report's key first.
 
         Raises:
             FormatError: `schema-invalid` where two certificates of a chain are the same.

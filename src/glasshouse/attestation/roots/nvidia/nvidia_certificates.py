@@ -1,6 +1,6 @@
 """NVIDIA's certificates: that a chain leads to a pinned root, and what OCSP says of it.
 
-Signatures are pure functions of bytes, so each is checked once and kept; dates are judged each time.
+Signatures are functions of bytes, so each is checked once and kept; dates are judged each time.
 Source: RFC 5280, RFC 6960; spec/hardware-evidence.md, section 7.5.
 """
 
@@ -25,186 +25,130 @@ from glasshouse.attestation.roots.collateral import Pack, check_current
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.crypto import sha256
 
+DEVICE_ROOT_SHA256 = bytes.fromhex("102bf659d5419614c9d8e6aecebc80454eb26b1df6a769ac720b9a690b167b48")
+"""NVIDIA Device Identity CA, as github.com/NVIDIA/nvtrust has it at 02817309."""
+MANIFEST_ROOT_SHA256 = bytes.fromhex("12977b5115acb0381179279fffeb5a8c4d264971ebb32298023a465fa41df5d1")
+"""NVIDIA CoRIM signing Root CA, likewise."""
+
 _ECDSA_SHA384 = bytes.fromhex("300a06082a8648ce3d040303")
-_FOREVER_US = 2**53 - 1
 _UNDERSTOOD = (x509.BasicConstraints, x509.ExtendedKeyUsage, x509.KeyUsage)
+_NO_AUTHORITY = x509.BasicConstraints(ca=False, path_length=None)
+_LAST_US = 2**53 - 1
 # What the library raises of certificates and answers that are none, each its own.
 _UNUSABLE = (
-    ValueError,
-    TypeError,
-    UnsupportedAlgorithm,
-    InvalidSignature,
-    x509.DuplicateExtension,
-    x509.ExtensionNotFound,
-    x509.InvalidVersion,
-    x509.UnsupportedGeneralNameType,
+    *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature),
+    *(x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType),
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Validity:
-    """When something counts, µs since 1970."""
+class NvidiaCertificate:
+    """A certificate of the form that all of NVIDIA's have; its issuer's signature is another question."""
 
-    not_before_us: int
-    not_after_us: int  # exclusive
+    parsed: x509.Certificate
+    key: ec.EllipticCurvePublicKey  # on P-384
+    begin_us: int
+    end_us: int  # exclusive
+    basic: x509.BasicConstraints
+    usage: x509.KeyUsage
+    purposes: tuple[x509.ObjectIdentifier, ...]
 
-    def within(self, other: Validity) -> Validity:
-        """Return when both count."""
-        return Validity(
-            not_before_us=max(self.not_before_us, other.not_before_us),
-            not_after_us=min(self.not_after_us, other.not_after_us),
-        )
-
-    def has(self, now_us: int) -> bool:
-        """Return whether it counts now."""
-        return self.not_before_us <= now_us < self.not_after_us
+    @property
+    def signs(self) -> bool:
+        """Whether its key signs what is no certificate, and no certificate."""
+        return self.usage.digital_signature and not self.usage.key_cert_sign and not self.basic.ca
 
 
 @lru_cache(maxsize=512)
-def certificate_of(der: bytes) -> x509.Certificate:
-    """Parse a certificate of the form that all of NVIDIA's have; raises `FormatError`."""
+def read_certificate(der: bytes) -> NvidiaCertificate:
+    """Parse a certificate; raises `FormatError`."""
     try:
-        found = x509.load_der_x509_certificate(der)
-        # What is read later is parsed here, for the library parses late.
-        _ = found.not_valid_before_utc, found.not_valid_after_utc
-        understood = all(type(each.value) in _UNDERSTOOD for each in found.extensions if each.critical)
-        if not understood or found.version is not x509.Version.v3:
-            raise FormatError(Code.SCHEMA, "a certificate with what is critical and unknown")
+        parsed = x509.load_der_x509_certificate(der)
+        key, extensions = parsed.public_key(), list(parsed.extensions)
         # No signature covers the end, of which the library takes a second form: bits that are said not to be used.
-        signature = found.signature
-        if not der.endswith(
-            found.tbs_certificate_bytes + _ECDSA_SHA384 + bytes([3, len(signature) + 1, 0]) + signature
-        ):
-            raise FormatError(Code.SCHEMA, "a certificate whose end has another form")
+        end = _ECDSA_SHA384 + bytes([3, len(parsed.signature) + 1, 0]) + parsed.signature
+        if not der.endswith(parsed.tbs_certificate_bytes + end):
+            raise FormatError(Code.SCHEMA, "a certificate that was not signed with SHA-384, or has another end")
+        found = {type(each.value): each.value for each in extensions}
+        usage, basic = found.get(x509.KeyUsage), found.get(x509.BasicConstraints, _NO_AUTHORITY)
+        if any(each.critical and type(each.value) not in _UNDERSTOOD for each in extensions):
+            raise FormatError(Code.SCHEMA, "a certificate with what is critical and unknown")
+        if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1" or usage is None:
+            raise FormatError(Code.SCHEMA, "a certificate of a key on another curve, or that does not say what for")
+        dates = _us(parsed.not_valid_before_utc), _us(parsed.not_valid_after_utc)
     except _UNUSABLE as error:
         raise FormatError(Code.SCHEMA, f"no certificate: {error}") from None
-    return found
-
-
-def key_of(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
-    """Return its key; raises `FormatError` where that is not of P-384."""
-    try:
-        key = certificate.public_key()
-    except _UNUSABLE as error:
-        raise FormatError(Code.SCHEMA, f"a key that cannot be used: {error}") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise FormatError(Code.SCHEMA, "a key that is not of P-384")
-    return key
-
-
-def check_chain(chain: Sequence[bytes], root: bytes) -> Validity:
-    """A chain leads to this root, and its first key signs what is no certificate.
-
-    Args:
-        chain: DER, from the end to what the root signed.
-
-    Returns:
-        When every certificate counts, the root too.
-
-    Raises:
-        FormatError: whatever does not hold.
-    """
-    for below, (child, parent) in enumerate(pairwise([*chain, root])):
-        _check_issued(child, parent, below)
-    leaf = certificate_of(chain[0])
-    try:
-        usage = leaf.extensions.get_extension_for_class(x509.KeyUsage).value
-    except x509.ExtensionNotFound:
-        raise FormatError(Code.SCHEMA, "a certificate that does not say what for") from None
-    purposes = [each for each in leaf.extensions if isinstance(each.value, x509.ExtendedKeyUsage)]
-    if not usage.digital_signature or usage.key_cert_sign or purposes or _path_length(leaf) is not None:
-        raise FormatError(Code.SCHEMA, "a certificate for another use than to sign")
-    validity = validity_of(chain[0])
-    for each in (*chain[1:], root):
-        validity = validity.within(validity_of(each))
-    return validity
-
-
-@lru_cache(maxsize=512)
-def validity_of(der: bytes) -> Validity:
-    """Return when a certificate counts; raises `FormatError`."""
-    certificate = certificate_of(der)
-    return Validity(
-        not_before_us=_us(certificate.not_valid_before_utc), not_after_us=_us(certificate.not_valid_after_utc)
+    return NvidiaCertificate(
+        parsed=parsed,
+        key=key,
+        begin_us=dates[0],
+        end_us=dates[1],
+        basic=basic,
+        usage=usage,
+        purposes=tuple(found.get(x509.ExtendedKeyUsage, ())),
     )
 
 
 @lru_cache(maxsize=1024)
 def _check_issued(der: bytes, issuer_der: bytes, below: int) -> None:
-    certificate, issuer = certificate_of(der), certificate_of(issuer_der)
-    key_of(issuer)
-    length = _path_length(issuer)
+    certificate, issuer = read_certificate(der), read_certificate(issuer_der)
+    length = issuer.basic.path_length
+    if not (issuer.basic.ca and issuer.usage.key_cert_sign) or (length is not None and length < below):
+        raise FormatError(Code.SCHEMA, "a certificate by what may not issue it")
     try:
-        may_sign = issuer.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
-        if (
-            length is None
-            or length < below
-            or not may_sign
-            or not isinstance(certificate.signature_hash_algorithm, SHA384)
-        ):
-            raise FormatError(Code.SCHEMA, "a certificate whose issuer may not issue it so")
-        certificate.verify_directly_issued_by(issuer)
+        certificate.parsed.verify_directly_issued_by(issuer.parsed)
     except _UNUSABLE:
         raise FormatError(Code.SCHEMA, "a certificate that the next one did not issue") from None
 
 
-def _path_length(certificate: x509.Certificate) -> float | None:
-    """Return how many authorities may be below one; None of what is no authority."""
-    for each in certificate.extensions:
-        if isinstance(each.value, x509.BasicConstraints) and each.value.ca:
-            return float("inf") if each.value.path_length is None else each.value.path_length
-    return None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Answer:
-    """What a responder signed."""
-
-    status: ocsp.OCSPCertStatus
-    issued_us: int
-    expires_us: int
-    responder: Validity
-
-
-def check_not_revoked(
-    chain: Sequence[bytes], root: bytes, places: Sequence[int], *, pack: Pack, now_us: int, max_age_s: int
-) -> int:
-    """OCSP calls certificates of a chain good: a hold is a revocation, and a nonce is not used.
+def check_chain(chain: Sequence[bytes], root_sha256: bytes) -> None:
+    """A chain leads to this root, and its first key signs what is no certificate.
 
     Args:
-        places: of those that are asked about.
+        chain: DER, from the end to the root.
+
+    Raises:
+        FormatError: whatever does not hold; dates are another question.
+    """
+    if sha256(chain[-1]) != root_sha256:
+        raise FormatError(Code.SCHEMA, "a chain to another root")
+    for below, (child, parent) in enumerate(pairwise(chain)):
+        _check_issued(child, parent, below)
+    leaf = read_certificate(chain[0])
+    if not leaf.signs or leaf.purposes:
+        raise FormatError(Code.SCHEMA, "a certificate for another use than to sign")
+
+
+def check_dates(chain: Sequence[bytes], now_us: int, code: Code, what: str) -> int:
+    """All certificates are valid now; return when the first ends, exclusive; raises `CheckFailedError`."""
+    read = [read_certificate(der) for der in chain]
+    begin_us, end_us = max(each.begin_us for each in read), min(each.end_us for each in read)
+    if not begin_us <= now_us < end_us:
+        raise CheckFailedError("12", code, f"{what}: a certificate that is not of this time")
+    return end_us
+
+
+def check_good(der: bytes, issuer_der: bytes, *, pack: Pack, now_us: int, max_age_s: int) -> int:
+    """OCSP calls a certificate good: a hold is a revocation, and a nonce is not used.
 
     Returns:
-        When the first answer ends, µs, exclusive.
+        When the answer ends, µs, exclusive.
 
     Raises:
         CheckFailedError: `collateral-missing`, `collateral-invalid`, `collateral-expired` or `hardware-revoked`.
     """
-    end_us = _FOREVER_US
-    whole = [*chain, root]
-    for place in places:
-        name = ocsp_name(whole[place])
-        try:
-            answer = _answer(pack.named(name), whole[place], whole[place + 1])
-        except FormatError as error:
-            raise CheckFailedError("12", Code.COLLATERAL_INVALID, f"{name}: {error.message}") from None
-        check_current(
-            name, issued_us=answer.issued_us, expires_us=answer.expires_us, now_us=now_us, max_age_s=max_age_s
-        )
-        if not answer.responder.has(now_us):
-            raise CheckFailedError(
-                "12", Code.COLLATERAL_EXPIRED, f"{name}: its responder's certificate is not of this time"
-            )
-        if answer.status is not ocsp.OCSPCertStatus.GOOD:
-            raise CheckFailedError(
-                "12",
-                Code.HARDWARE_REVOKED,
-                f"{name}: NVIDIA does not call this certificate good",
-                expected="good",
-                actual=answer.status.name.lower(),
-            )
-        end_us = min(end_us, answer.expires_us, answer.issued_us + max_age_s * 1_000_000, answer.responder.not_after_us)
-    return end_us
+    name = ocsp_name(der)
+    data = pack.named(name)
+    try:
+        status, begin_us, end_us, responder = _answer(data, der, issuer_der)
+    except FormatError as error:
+        raise CheckFailedError("12", Code.COLLATERAL_INVALID, f"{name}: {error.message}") from None
+    check_current(name, issued_us=begin_us, expires_us=end_us, now_us=now_us, max_age_s=max_age_s)
+    until_us = check_dates([responder], now_us, Code.COLLATERAL_EXPIRED, name)
+    if status is not ocsp.OCSPCertStatus.GOOD:
+        message = f"{name}: NVIDIA does not call this certificate good"
+        raise CheckFailedError("12", Code.HARDWARE_REVOKED, message, expected="good", actual=status.name.lower())
+    return min(until_us, end_us, begin_us + max_age_s * 1_000_000)
 
 
 def ocsp_name(der: bytes) -> str:
@@ -213,51 +157,29 @@ def ocsp_name(der: bytes) -> str:
 
 
 @lru_cache(maxsize=512)
-def _answer(data: bytes, der: bytes, issuer_der: bytes) -> _Answer:
+def _answer(data: bytes, der: bytes, issuer_der: bytes) -> tuple[ocsp.OCSPCertStatus, int, int, bytes]:
+    """Return what the answer says, from when to when, and its responder's certificate; raises `FormatError`."""
+    issuer, digests = read_certificate(issuer_der), (Hash(SHA384()), Hash(SHA384()))
     try:
         response = ocsp.load_der_ocsp_response(data)
-        if response.response_status is not ocsp.OCSPResponseStatus.SUCCESSFUL or len(response.certificates) != 1:
-            raise FormatError(Code.SCHEMA, "no answer with the certificate of its responder")
-        responder = response.certificates[0].public_bytes(Encoding.DER)
-        _check_responder(response, responder, issuer_der)
-        _check_about(response, certificate_of(der), certificate_of(issuer_der))
-        if response.next_update_utc is None:
-            raise FormatError(Code.SCHEMA, "an answer without an end")
-        return _Answer(
-            status=response.certificate_status,
-            issued_us=_us(response.this_update_utc),
-            expires_us=_us(response.next_update_utc),
-            responder=validity_of(responder),
-        )
+        (responder_der,) = (each.public_bytes(Encoding.DER) for each in response.certificates)
+        # The certificate's own issuer let the responder answer, and that signed this (RFC 6960, 4.2.2.2).
+        responder = read_certificate(responder_der)
+        _check_issued(responder_der, issuer_der, 0)
+        responder.key.verify(response.signature, response.tbs_response_bytes, ec.ECDSA(SHA384()))
+        digests[0].update(issuer.parsed.subject.public_bytes())
+        digests[1].update(issuer.key.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint))
+        asked = (*(each.finalize() for each in digests), read_certificate(der).parsed.serial_number)
+        named = response.issuer_name_hash, response.issuer_key_hash, response.serial_number
+        if not responder.signs or ExtendedKeyUsageOID.OCSP_SIGNING not in responder.purposes or named != asked:
+            raise FormatError(Code.SCHEMA, "an answer about another certificate, or by who may not answer")
+        if any(each.critical for each in response.extensions) or response.next_update_utc is None:
+            raise FormatError(Code.SCHEMA, "an answer of another form")
+        dates = _us(response.this_update_utc), _us(response.next_update_utc)
+        return response.certificate_status, *dates, responder_der
     except _UNUSABLE as error:
         raise FormatError(Code.SCHEMA, f"no answer of OCSP: {error}") from None
 
 
-def _check_responder(response: ocsp.OCSPResponse, responder_der: bytes, issuer_der: bytes) -> None:
-    """The certificate's own issuer let the responder answer, and that signed this (RFC 6960, 4.2.2.2)."""
-    responder = certificate_of(responder_der)
-    _check_issued(responder_der, issuer_der, 0)
-    purposes = responder.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    if ExtendedKeyUsageOID.OCSP_SIGNING not in purposes or _path_length(responder) is not None:
-        raise FormatError(Code.SCHEMA, "a responder that may not answer")
-    if not isinstance(response.signature_hash_algorithm, SHA384) or any(each.critical for each in response.extensions):
-        raise FormatError(Code.SCHEMA, "an answer of another form")
-    key_of(responder).verify(response.signature, response.tbs_response_bytes, ec.ECDSA(SHA384()))
-
-
-def _check_about(response: ocsp.OCSPResponse, certificate: x509.Certificate, issuer: x509.Certificate) -> None:
-    """It is the one answer, about this certificate, named by the digests that NVIDIA asks with."""
-    name, key = Hash(SHA384()), Hash(SHA384())
-    name.update(issuer.subject.public_bytes())
-    key.update(key_of(issuer).public_bytes(Encoding.X962, PublicFormat.UncompressedPoint))
-    asked = (name.finalize(), key.finalize(), certificate.serial_number)
-    if not isinstance(response.hash_algorithm, SHA384) or asked != (
-        response.issuer_name_hash,
-        response.issuer_key_hash,
-        response.serial_number,
-    ):
-        raise FormatError(Code.SCHEMA, "an answer about another certificate")
-
-
 def _us(moment: datetime) -> int:
-    return min(max(int(moment.timestamp()), 0) * 1_000_000, _FOREVER_US)
+    return min(max(int(moment.timestamp()), 0) * 1_000_000, _LAST_US)

@@ -10,19 +10,15 @@ from __future__ import annotations
 import binascii
 import copy
 import hashlib
-import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
-from cryptography.hazmat.primitives.hashes import SHA384
 from lxml import etree
 
-from glasshouse.attestation.roots.nvidia.nvidia_certificates import Validity, certificate_of, check_chain, key_of
+from glasshouse.attestation.roots.nvidia.nvidia_certificates import check_chain, read_certificate
+from glasshouse.attestation.roots.nvidia.spdm_report import is_signed
 from glasshouse.errors import Code, FormatError
 
 MAX_MANIFEST_BYTES = 256 * 1024
@@ -43,7 +39,8 @@ _SIGNED_INFO = [
     (f"{_DS}DigestMethod", {"Algorithm": "http://www.w3.org/2001/04/xmldsig-more#sha384"}),
     (f"{_DS}DigestValue", {}),
 ]
-_DIGEST_BYTES = 48
+_DOCUMENT = f"{_SWID}SoftwareIdentity"
+_SIGNATURE = [f"{_DS}SignedInfo", f"{_DS}SignatureValue", f"{_DS}KeyInfo"]
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,2}")
 _VALUE = re.compile(r"[0-9a-fA-F]{96}")
 
@@ -54,61 +51,47 @@ class ReferenceManifest:
 
     version: str  # of the driver or firmware
     active: Mapping[int, frozenset[bytes]]  # by index, the values that are right
-    chain: tuple[bytes, ...]  # of its signer, DER, without the root
-    validity: Validity  # of the chain
+    chain: tuple[bytes, ...]  # of its signer, DER, with the root
 
 
 @lru_cache(maxsize=128)
-def manifest_of(data: bytes, root: bytes) -> ReferenceManifest:
+def manifest_of(data: bytes, root_sha256: bytes) -> ReferenceManifest:
     """Verify and read a manifest.
 
     Args:
-        root: certificate, DER, to which its signer has to lead.
+        root_sha256: of the certificate, DER, to which its signer has to lead.
 
     Raises:
         FormatError: whatever does not hold.
     """
     if len(data) > MAX_MANIFEST_BYTES or _REFUSED.search(data):
-        raise FormatError(Code.SCHEMA, "a manifest of another form than NVIDIA's")
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
+        raise _wrong("of another form than NVIDIA's")
     try:
+        parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
         document = etree.fromstring(data, parser)
         # The last child, with nothing behind it: taking it out leaves all other text as it is.
         signature = document[-1] if len(document) else document
-        if document.tag != f"{_SWID}SoftwareIdentity" or signature.tag != f"{_DS}Signature" or signature.tail:
-            raise FormatError(Code.SCHEMA, "a manifest that is not signed as a whole")
-        info, value, chain = _signature(signature, root)
-        digest, signed = binascii.a2b_base64(info[-1][-1].text or ""), _canonical(_alone(info))
+        if (
+            [each.tag for each in signature] != _SIGNATURE
+            or signature.tail
+            or document.tag != f"{_SWID}SoftwareIdentity"
+        ):
+            raise _wrong("that is not signed as a whole")
+        info, value, keys = signature
+        if [(each.tag, dict(each.attrib)) for each in info.iter()] != _SIGNED_INFO:
+            raise _wrong("that is signed by other methods")
+        digest, signed, raw = _base64(info[-1][-1]), _canonical(_alone(info)), _base64(value)
+        chain = tuple(_base64(each) for each in keys.iter(f"{_DS}X509Certificate"))
         document.remove(signature)  # with it go the namespaces that it inherits
-        if not hmac.compare_digest(digest, hashlib.sha384(_canonical(document)).digest()):
-            raise FormatError(Code.SCHEMA, "a manifest that was changed")
-        validity = check_chain(chain, root)
-        numbers = (int.from_bytes(value[at : at + _DIGEST_BYTES], "big") for at in (0, _DIGEST_BYTES))
-        key_of(certificate_of(chain[0])).verify(encode_dss_signature(*numbers), signed, ec.ECDSA(SHA384()))
-        return ReferenceManifest(
-            version=_one(document, "Meta").get("colloquialVersion", ""),
-            active=_active(_one(document, "Payload")),
-            chain=tuple(chain),
-            validity=validity,
-        )
-    except InvalidSignature:
-        raise FormatError(Code.SCHEMA, "a manifest that its certificate's key did not sign") from None
-    except (etree.LxmlError, binascii.Error) as error:
-        raise FormatError(Code.SCHEMA, f"no manifest: {error}") from None
-
-
-def _signature(signature: etree._Element, root: bytes) -> tuple[etree._Element, bytes, list[bytes]]:
-    """Return what was signed, the signature and the certificates of who signed, without the root."""
-    if [each.tag for each in signature] != [f"{_DS}{name}" for name in ("SignedInfo", "SignatureValue", "KeyInfo")]:
-        raise FormatError(Code.SCHEMA, "a signature of another form")
-    info, value, keys = signature
-    if [(each.tag, dict(each.attrib)) for each in info.iter()] != _SIGNED_INFO:
-        raise FormatError(Code.SCHEMA, "a signature by other methods")
-    raw = binascii.a2b_base64(value.text or "")
-    chain = [binascii.a2b_base64(each.text or "") for each in keys.iter(f"{_DS}X509Certificate")]
-    if len(raw) != 2 * _DIGEST_BYTES or not 3 <= len(chain) <= 5 or chain[-1] != root:
-        raise FormatError(Code.SCHEMA, "a manifest that does not lead to NVIDIA's root")
-    return info, raw, chain[:-1]
+        if not chain or digest != hashlib.sha384(_canonical(document)).digest():
+            raise _wrong("that was changed")
+        check_chain(chain, root_sha256)
+        if not is_signed(signed, read_certificate(chain[0]).key, raw):
+            raise _wrong("that its certificate's key did not sign")
+        (meta,), (payload,) = (document.findall(f"{_SWID}{name}") for name in ("Meta", "Payload"))
+        return ReferenceManifest(version=meta.get("colloquialVersion", ""), active=_active(payload), chain=chain)
+    except (etree.LxmlError, ValueError) as error:
+        raise _wrong(f"that cannot be read: {error}") from None
 
 
 def _alone(element: etree._Element) -> etree._Element:
@@ -125,22 +108,23 @@ def _canonical(element: etree._Element) -> bytes:
     return canonical
 
 
-def _one(document: etree._Element, name: str) -> etree._Element:
-    found = document.findall(f"{_SWID}{name}")
-    if len(found) != 1:
-        raise FormatError(Code.SCHEMA, f"a manifest without one {name}")
-    return found[0]
-
-
 def _active(payload: etree._Element) -> dict[int, frozenset[bytes]]:
     found: dict[int, frozenset[bytes] | None] = {}
     for each in payload:
         index, count = (_NUMBER.fullmatch(each.get(name, "")) for name in ("index", "alternatives"))
-        state = {"True": True, "False": False}.get(each.get("active", ""))
-        if each.tag != f"{_SWID}Resource" or index is None or count is None or state is None or int(index[0]) in found:
-            raise FormatError(Code.SCHEMA, "a measurement of another form, or two of one index")
+        if each.tag != f"{_SWID}Resource" or index is None or count is None or int(index[0]) in found:
+            raise _wrong("with a measurement of another form, or two of one index")
         values = [each.get(f"{_HASH}{number}", "") for number in range(int(count[0]))]
-        if not values or each.get("size") != str(_DIGEST_BYTES) or not all(map(_VALUE.fullmatch, values)):
-            raise FormatError(Code.SCHEMA, "a measurement without its values")
+        state = {"True": True, "False": False}.get(each.get("active"))
+        if not values or not all(map(_VALUE.fullmatch, values)) or each.get("size") != "48" or state is None:
+            raise _wrong("with a measurement without its values")
         found[int(index[0])] = frozenset(map(bytes.fromhex, values)) if state else None
     return {index: values for index, values in found.items() if values is not None}
+
+
+def _base64(element: etree._Element) -> bytes:
+    return binascii.a2b_base64(element.text or "")
+
+
+def _wrong(what: str) -> FormatError:
+    return FormatError(Code.SCHEMA, f"a manifest {what}")

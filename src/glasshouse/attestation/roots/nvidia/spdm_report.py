@@ -17,26 +17,19 @@ from cryptography.hazmat.primitives.hashes import SHA384
 from glasshouse.attestation.roots.nvidia.nvidia_blob import GpuMode
 from glasshouse.errors import Code, FormatError
 
-SIGNATURE_BYTES = 96
 SWITCH_CHIP = "LS_10"
+SIGNATURE_BYTES = 96
 _REQUEST = bytes.fromhex("11e001ff")  # version 1.1, with a signature, all measurements
-_RESPONSE = bytes.fromhex("11600000")
-_DIGEST_BYTES = 48
-_BLOCK = bytes.fromhex("013300")  # DMTF's form, 51 bytes
+_RESPONSE = bytes.fromhex("0011600000")  # behind the nonce: the slot of the certificates; version, code, two parameters
+_BLOCK_AT, _BLOCK_BYTES, _NONCE_BYTES, _HALF = 45, 55, 32, SIGNATURE_BYTES // 2
+_BLOCK = re.compile(rb".\x01\x33\x00[\x00-\x7f]\x30\x00(.{48})", re.DOTALL)  # DMTF's form, a digest of SHA-384
+_DRIVER, _VBIOS, _CHIP_SKU, _PROJECT, _PROJECT_SKU, _FWID, _PPCIE = 3, 6, 15, 17, 18, 20, 21  # types of opaque data
+_PDI, _LOCKED, _GPU_PDIS, _CHIP, _MODE = 22, 25, 26, 35, 36
 _MODES = {b"\0\0": GpuMode.SPT, b"\1\0": GpuMode.MPT, b"\2\0": GpuMode.PPCIE}
-_DRIVER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
+_VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _FIRMWARE = re.compile(r"[0-9A-F]{2}(\.[0-9A-F]{2}){4}")
 _PART = re.compile(r"[A-Za-z0-9]{1,16}")
-_PDI_BYTES = 8
-_MAX_PDIS = 8
-
-
-class _Field:
-    """Types of opaque data."""
-
-    DRIVER, VBIOS, CHIP_SKU, PROJECT, PROJECT_SKU, FWID, PPCIE = 3, 6, 15, 17, 18, 20, 21
-    PDI, LOCKED, GPU_PDIS = 22, 25, 26  # of a GPU, PDI are the switches at its links
-    CHIP, MODE = 35, 36
+_PDI_BYTES, _PORTS_AT = 8, 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,40 +43,42 @@ class SpdmReport:
     @classmethod
     def parse(cls, data: bytes) -> SpdmReport:
         """Parse the whole of a report; raises `FormatError`."""
-        reader = _Reader(data)
-        reader.want(_REQUEST)
-        nonce = reader.take(32)
-        reader.want(b"\x00")  # the slot of the certificates
-        reader.want(_RESPONSE)
-        count, record = reader.number(1), _Reader(reader.take(reader.number(3)))
-        blocks = {}
-        for index in range(1, count + 1):
-            record.want(bytes([index]) + _BLOCK)
-            if record.number(1) & 0x80:  # a raw measurement, which no manifest has
-                raise FormatError(Code.SCHEMA, "a measurement that is no digest")
-            record.want(_DIGEST_BYTES.to_bytes(2, "little"))
-            blocks[index - 1] = record.take(_DIGEST_BYTES)
-        record.end()
-        reader.take(32)  # the device's own nonce
-        fields, opaque = _Reader(reader.take(reader.number(2))), dict[int, bytes]()
-        while fields.is_more:
-            name = fields.number(2)
-            if name in opaque:
-                raise FormatError(Code.SCHEMA, f"opaque data of the type {name} twice")
-            opaque[name] = fields.take(fields.number(2))
-        reader.take(SIGNATURE_BYTES)
-        reader.end()
-        return cls(nonce=nonce, blocks=blocks, opaque=opaque)
+        count, record_bytes = int.from_bytes(data[41:42], "little"), int.from_bytes(data[42:_BLOCK_AT], "little")
+        opaque_at = _BLOCK_AT + count * _BLOCK_BYTES + _NONCE_BYTES + 2
+        end = opaque_at + int.from_bytes(data[opaque_at - 2 : opaque_at], "little")
+        if (data[:4], data[36:41]) != (_REQUEST, _RESPONSE) or record_bytes != count * _BLOCK_BYTES:
+            raise FormatError(Code.SCHEMA, "a request or response of another form")
+        if len(data) != end + SIGNATURE_BYTES:
+            raise FormatError(Code.SCHEMA, "a report of another length than it says")
+        blocks, opaque = {}, dict[int, bytes]()
+        for index in range(count):
+            block = data[_BLOCK_AT + index * _BLOCK_BYTES :][:_BLOCK_BYTES]
+            form = _BLOCK.fullmatch(block)
+            if form is None or block[0] != index + 1:
+                raise FormatError(Code.SCHEMA, "measurements of another form or order")
+            blocks[index] = form[1]
+        while opaque_at < end:
+            name, size = (int.from_bytes(data[opaque_at + at : opaque_at + at + 2], "little") for at in (0, 2))
+            if name in opaque or opaque_at + 4 + size > end:
+                raise FormatError(Code.SCHEMA, f"opaque data of the type {name} twice, or cut short")
+            opaque[name] = data[opaque_at + 4 : opaque_at + 4 + size]
+            opaque_at += 4 + size
+        return cls(nonce=data[4:36], blocks=blocks, opaque=opaque)
 
     @property
-    def fwid(self) -> bytes | None:
-        """The digest of the firmware that has the report's key."""
-        return self.opaque.get(_Field.FWID)
+    def fwid(self) -> bytes:
+        """The digest of the firmware that has the report's key; empty where it does not say."""
+        return self.opaque.get(_FWID, b"")
 
     @property
     def driver(self) -> str:
         """The version of a GPU's driver; raises `FormatError`."""
-        return self._text(_Field.DRIVER, _DRIVER)
+        return self._text(_DRIVER, _VERSION)
+
+    @property
+    def pdi(self) -> bytes:
+        """The number that is burnt into a switch; empty where it does not say."""
+        return self.opaque.get(_PDI, b"")
 
     def manifests(self, chip: str) -> tuple[tuple[str, str], ...]:
         """Return names and versions of the manifests of a device's driver and firmware; raises `FormatError`.
@@ -92,34 +87,26 @@ class SpdmReport:
             chip: as its certificate names it.
         """
         if chip == SWITCH_CHIP:
-            bios = self._text(_Field.VBIOS, _FIRMWARE)
+            bios = self._text(_VBIOS, _FIRMWARE)
             return ((f"NV_SWITCH_BIOS_5612_0002_890_{bios.replace('.', '')}", bios),)
-        if chip == "GH100":
-            driver = f"NV_GPU_DRIVER_GH100_{self.driver}"
-        else:
-            driver = f"NV_GPU_CC_DRIVER_{self._text(_Field.CHIP, _PART)}_{self.driver}"
-        value = self.opaque.get(_Field.VBIOS, b"")
+        made = "DRIVER_GH100" if chip == "GH100" else f"CC_DRIVER_{self._text(_CHIP, _PART)}"
+        value = self.opaque.get(_VBIOS, b"")
         if len(value) != 8 or any(value[5:]):
             raise FormatError(Code.SCHEMA, "no version of a GPU's firmware")
         vbios = [f"{byte:02X}" for byte in (*reversed(value[:4]), value[4])]
-        parts = [self._text(name, _PART).upper() for name in (_Field.PROJECT, _Field.PROJECT_SKU, _Field.CHIP_SKU)]
-        return (driver, self.driver), ("_".join(("NV_GPU_VBIOS", *parts, "".join(vbios))), ".".join(vbios))
+        parts = [self._text(name, _PART).upper() for name in (_PROJECT, _PROJECT_SKU, _CHIP_SKU)]
+        firmware = "_".join(("NV_GPU_VBIOS", *parts, "".join(vbios)))
+        return (f"NV_GPU_{made}_{self.driver}", self.driver), (firmware, ".".join(vbios))
 
     def mode(self, is_switch: bool) -> GpuMode:
         """Return what protects a GPU; a switch is in the mode `ppcie` once it is locked; raises `FormatError`."""
         if is_switch:
-            return GpuMode.PPCIE if self.opaque.get(_Field.LOCKED) == b"\1\0" else GpuMode.OFF
-        behind_switches = {None: False, b"\x55": False, b"\xaa": True}.get(self.opaque.get(_Field.PPCIE))
-        number = self.opaque.get(_Field.MODE)
-        mode = _MODES.get(b"\2\0" if number is None and behind_switches else number or b"\0\0")
+            return GpuMode.PPCIE if self.opaque.get(_LOCKED) == b"\1\0" else GpuMode.OFF
+        behind_switches = {None: False, b"\x55": False, b"\xaa": True}.get(self.opaque.get(_PPCIE))
+        mode = _MODES.get(self.opaque.get(_MODE, b"\2\0" if behind_switches else b"\0\0"))
         if mode is None or behind_switches is not (mode is GpuMode.PPCIE):
             raise FormatError(Code.SCHEMA, "no mode of a GPU")
         return mode
-
-    @property
-    def pdi(self) -> bytes:
-        """The number that is burnt into a switch; empty where it does not say."""
-        return self.opaque.get(_Field.PDI, b"")
 
     def connected(self, is_switch: bool) -> frozenset[bytes]:
         """Return what a switch has at its ports, or a GPU at its links, by the numbers that are burnt into them.
@@ -127,13 +114,11 @@ class SpdmReport:
         Raises:
             FormatError: where a list is of another form; without one it is empty.
         """
-        value = self.opaque.get(_Field.GPU_PDIS if is_switch else _Field.PDI, b"")
-        if is_switch:  # its ports follow
-            value = value[: _MAX_PDIS * _PDI_BYTES]
+        value = self.opaque.get(_GPU_PDIS, b"")[:_PORTS_AT] if is_switch else self.opaque.get(_PDI, b"")[::-1]
         if len(value) % _PDI_BYTES:
             raise FormatError(Code.SCHEMA, "a list of another form of what a device is connected with")
-        numbers = {value[at : at + _PDI_BYTES] for at in range(0, len(value), _PDI_BYTES)} - {bytes(_PDI_BYTES)}
-        return frozenset(numbers if is_switch else (bytes(reversed(number)) for number in numbers))
+        numbers = {value[at : at + _PDI_BYTES] for at in range(0, len(value), _PDI_BYTES)}
+        return frozenset(numbers - {bytes(_PDI_BYTES)})
 
     def _text(self, name: int, form: re.Pattern[str]) -> str:
         value = self.opaque.get(name, b"").rstrip(b"\0").decode("ascii", "replace")
@@ -142,39 +127,11 @@ class SpdmReport:
         return value
 
 
-def is_signed(data: bytes, key: ec.EllipticCurvePublicKey) -> bool:
-    """Return whether this key signed a report: request and response, without the signature itself."""
-    signature = data[-SIGNATURE_BYTES:]
-    half = SIGNATURE_BYTES // 2
-    numbers = (int.from_bytes(part, "big") for part in (signature[:half], signature[half:]))
+def is_signed(data: bytes, key: ec.EllipticCurvePublicKey, signature: bytes) -> bool:
+    """Return whether this key signed data with SHA-384; the signature is both numbers, 48 bytes each."""
+    numbers = (int.from_bytes(part, "big") for part in (signature[:_HALF], signature[_HALF:]))
     try:
-        key.verify(encode_dss_signature(*numbers), data[:-SIGNATURE_BYTES], ec.ECDSA(SHA384()))
+        key.verify(encode_dss_signature(*numbers), data, ec.ECDSA(SHA384()))
     except InvalidSignature:
         return False
-    return True
-
-
-class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
-
-    def take(self, length: int) -> bytes:
-        self._at += length
-        if self._at > len(self._data):
-            raise FormatError(Code.SCHEMA, "a report that is cut short")
-        return self._data[self._at - length : self._at]
-
-    def number(self, length: int) -> int:
-        return int.from_bytes(self.take(length), "little")
-
-    def want(self, data: bytes) -> None:
-        if self.take(len(data)) != data:
-            raise FormatError(Code.SCHEMA, f"not {data.hex()} where a report has it")
-
-    @property
-    def is_more(self) -> bool:
-        return self._at < len(self._data)
-
-    def end(self) -> None:
-        if self.is_more:
-            raise FormatError(Code.SCHEMA, "bytes behind a part of a report")
+    return len(signature) == SIGNATURE_BYTES
