@@ -88,7 +88,9 @@ class TpmDevice:
         by = index if int.from_bytes(public[6:10], "big") & 1 << 18 else _OWNER
         while len(data) < length:
             step = struct.pack(">HH", min(_NV_STEP, length - len(data)), len(data))
-            data += split(self._command(_NV_READ, (by, index), step, (PASSWORD,))[4:], 1)[0]
+            if not (piece := split(self._command(_NV_READ, (by, index), step, (PASSWORD,))[4:], 1)[0]):
+                raise unavailable("the TPM gives less of an index than it has")
+            data += piece
         return data
 
     def activate(self, ak: int, ek: int, credential: bytes) -> bytes:
@@ -160,7 +162,9 @@ class TpmDevice:
             if reason not in _AGAIN:
                 break
             time.sleep(0.1)
-        if len(answer) < 10 or reason:
+        if len(answer) < 10:
+            raise unavailable("the TPM gave no whole answer")
+        if reason:
             raise _RefusedError(code, reason)
         return answer[10:]
 
