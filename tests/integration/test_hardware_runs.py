@@ -17,15 +17,10 @@ from glasshouse.attestation.roots.collateral import EMPTY
 from glasshouse.errors import Code, ExitCode, PlatformError, VerificationError
 from glasshouse.evidence.bundle import Bundle, HardwareParts
 from glasshouse.jobs.define.hardware_file import read_hardware
-from glasshouse.jobs.gates.embedded import Embedded
 from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.owner_identity import Identity, read_public
-from glasshouse.jobs.owner.processes import Interrupts
+from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.references.hardware_draft import draft_of, look_at_hardware
-from glasshouse.jobs.supervise.follow import Watcher
-from glasshouse.jobs.supervise.prepare import prepare
-from glasshouse.jobs.supervise.supervision import supervise
 from glasshouse.jobs.verify.conclusion import Conclusion
 from glasshouse.jobs.verify.verdict import Status, verify_bundle
 from glasshouse.runtime.roots.tpm import TpmCollector
@@ -33,6 +28,7 @@ from glasshouse.wire.states import Outcome
 from simulators.command_line import Shell
 from tools.machine import needs_root
 from tools.machine_with_tpm import MachineWithTpm
+from tools.run_on import run_on
 from tools.software_tpm import SoftwareTpm, needs_swtpm, software_tpm
 
 pytestmark = needs_swtpm
@@ -62,33 +58,7 @@ class Owner:
 
     def run(self, name: str, machine: MachineWithTpm | None = None) -> tuple[RunFolder, Conclusion]:
         """Run a job on the machine, or on another, to its end."""
-        machine = machine or self.machine
-        sealed = self.shell.ask("seal", f"{name}.toml", "-o", f"{name}.sealed", "--force", "--json")
-        assert sealed.code == 0, sealed.out + sealed.err
-        home = Home(path=self.shell.home)
-        identity, broker = Identity.parse(home.owner_private.read_bytes(), None), Embedded(home)
-        folder = RunFolder.create(home)
-        try:
-            prepared = prepare(
-                self.shell.folder / f"{name}.sealed",
-                home=home,
-                identity=identity,
-                folder=folder,
-                broker=broker,
-                places=[machine],
-            )
-            ended = supervise(
-                folder,
-                prepared.launch,
-                home=home,
-                place=lambda _name: machine,
-                broker=broker,
-                watcher=Watcher(),
-                interrupts=Interrupts(),
-            )
-        finally:
-            broker.give_back()
-        return folder, ended.conclusion
+        return run_on(self.shell, name, machine or self.machine)
 
 
 @pytest.fixture(scope="module")

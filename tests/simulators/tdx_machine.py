@@ -154,6 +154,7 @@ class TdxMachine:
         signers = b"".join(one.public_bytes(Encoding.PEM) for one in self.signers)
         items = {
             "intel/pck-crl/platform": self._list("Intel SGX PCK Platform CA", self._issuer, self.chain[:1], 0),
+            "intel/pck-crl/processor": self._list("Intel SGX PCK Processor CA", self._issuer, [], 0),
             "intel/qe-identity": self.signed_list("enclaveIdentity", enclave),
             "intel/qe-identity/chain": signers,
             "intel/root-crl": self._list("Intel SGX Root CA", self._root, self.chain[1:2], 1),

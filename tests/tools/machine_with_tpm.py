@@ -10,7 +10,7 @@ from glasshouse.providers.serve.runs import Run
 from glasshouse.runtime.roots.tpm import TpmCollector
 from tools.software_tpm import SoftwareTpm
 
-__all__ = ["MachineWithTpm"]
+__all__ = ["MachineWithTpm", "ProgramRun"]
 
 _PROGRAM = """
 import sys
@@ -30,11 +30,13 @@ class MachineWithTpm(LocalPlace):
 
     def run(self, folder: Path, *, max_bytes: int | None = None, relayed: bool = False) -> LocalPlaced:
         placed = super().run(folder)
-        placed._run = _WithTpm(folder, _PROGRAM.format(defaults=self.defaults))
+        placed._run = ProgramRun(folder, _PROGRAM.format(defaults=self.defaults))
         return placed
 
 
-class _WithTpm(Run):
+class ProgramRun(Run):
+    """A run whose agent is started by a program of the tests' own."""
+
     def __init__(self, folder: Path, program: str) -> None:
         super().__init__(folder)
         self._program = program
