@@ -84,7 +84,7 @@ class LocalBroker:
         runtime, self.runtime_url = bind_tcp("127.0.0.1", 0)
         owner, owner_url = bind_unix(directory / "s" / "owner")
         self._socket = Path(owner_url.removeprefix("unix:"))
-        self.broker_public = self.opened.key.public
+        self.broker_public, self.store_public = self.opened.key.public, None
         gate, gate_url = bind_tcp("127.0.0.1", 0)
         self.gate_url = gate_url.replace("http:", "https:")
         self.certificate = Certificate(self.data / CERTIFICATE_NAME)

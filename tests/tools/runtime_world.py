@@ -20,6 +20,9 @@ from glasshouse.attestation.claims import ContainerSource
 from glasshouse.attestation.measurements.measured import Measured, References
 from glasshouse.attestation.measurements.measurement import measure_runtime
 from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.attestation.roots.collateral import Pack
+from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
+from glasshouse.attestation.roots.levels import level_of
 from glasshouse.broker.client.broker_process import BrokerProcess
 from glasshouse.broker.http_api import LaunchRequest, LineRequest
 from glasshouse.errors import Code, ExitCode
@@ -31,6 +34,7 @@ from glasshouse.wire.crypto import SigningKey
 from glasshouse.wire.group import Group
 from glasshouse.wire.policy import Assurance, Profile
 from glasshouse.workloads.registry import canonical
+from simulators.local_broker import LocalBroker
 from simulators.world import with_log
 from tools.runtime_package import OwnersPackage, seal
 from tools.waiting import wait_for
@@ -51,6 +55,15 @@ class Broken:
     egress: tuple[str, ...] = ()
     disk: bool = False
     max_legs: int = 1
+    hardware: HardwarePolicy | None = None  # and the level that it completes
+    collateral: Pack | None = None
+
+    @property
+    def assurance(self) -> Assurance:
+        kinds = () if self.hardware is None else sorted(self.hardware.kinds)
+        level = level_of(kinds)
+        assert level is not None
+        return level
 
 
 @dataclass
@@ -136,7 +149,7 @@ class World:
     """An owner with one package, deployed at a broker of their own."""
 
     folder: Path
-    broker: BrokerProcess
+    broker: BrokerProcess | LocalBroker
     package: OwnersPackage
     broken: Broken
     own_broker: BrokerProcess | None = None
@@ -156,8 +169,11 @@ class World:
         ).sign(self.package.owner)
         client = self.broker.client()
         client.put_delegation(self.delegation, self.package.owner.public)
-        policy = DeploymentPolicy(
-            assurance=Assurance.SOFTWARE,
+        if self.broken.collateral is not None:
+            client.put_collateral(self.broken.collateral, self.package.owner.public)
+        self.policy = policy = DeploymentPolicy(
+            assurance=self.broken.assurance,
+            hardware=self.broken.hardware,
             profile=self.package.manifest.floor.profile,
             egress=self.broken.egress,
             references=References.of(*(self.broken.references or (self.reference or measure_runtime(),))),
@@ -208,6 +224,7 @@ class World:
             container_id=container,
             container_source=ContainerSource.MINTED,
             profile=self.broken.profile,
+            hardware=() if self.policy.hardware is None else self.policy.hardware.wanted(self.policy.assurance),
         )
 
     def start(
@@ -266,7 +283,7 @@ def script_world(
     files: Mapping[str, bytes] | None = None,
     *,
     broken: Broken | None = None,
-    broker: BrokerProcess | None = None,
+    broker: BrokerProcess | LocalBroker | None = None,
     **params: Any,
 ) -> World:
     """Return a world whose job is one script without a framework.
@@ -290,7 +307,7 @@ def workload_world(
     files: Mapping[str, bytes],
     *,
     broken: Broken | None = None,
-    broker: BrokerProcess | None = None,
+    broker: BrokerProcess | LocalBroker | None = None,
 ) -> World:
     """Return a world whose job is one of the workloads, with its `[params]` and inputs; the rest as `script_world`."""
     broken = broken or Broken()
