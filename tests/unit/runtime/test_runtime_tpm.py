@@ -40,7 +40,7 @@ pytestmark = needs_swtpm
 
 NOW_US = time.time_ns() // 1000 + 60_000_000  # the certificates of these TPMs are made within the minute
 COMPOSITE, OTHER = sha256(b"this run"), sha256(b"another run")
-_SIGN = 0x15D
+_SIGN, _LOAD_EXTERNAL, _OWNER = 0x15D, 0x167, 0x40000001
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +141,16 @@ def test_evidence_of_another_run_challenge_or_machine_is_refused(
         meant_for_them = make_credential(session.keys.ek, check_ak(theirs.ak), session.secret)
         with pytest.raises(PlatformError, match="refused the command 0x147"):
             session.collector.collect(bound=session.bound(), credential=meant_for_them)
+    # Nor does this TPM open it beside their key's public half, which can be loaded everywhere: it has no authorization.
+    tpm = TestersTpm(machine.path)
+    try:
+        loaded = tpm.command(_LOAD_EXTERNAL, (), sized(b"") + sized(theirs.ak) + _OWNER.to_bytes(4, "big"))
+        handle = tpm._keep(loaded)
+        assert split(loaded[4:], 1) == [check_ak(theirs.ak)]
+        with pytest.raises(PlatformError, match="refused the command 0x147 with 0x12f"):
+            tpm.activate(handle, 0x81010001, meant_for_them)
+    finally:
+        tpm.close()
 
 
 def test_a_key_that_signs_what_it_is_given_is_no_attestation_key(machine: SoftwareTpm, policy: TpmPolicy) -> None:
