@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
-from glasshouse.attestation.roots.dstack.dstack_evidence import DstackBlob
+from glasshouse.attestation.roots.dstack.dstack_events import DstackBlob
 from glasshouse.attestation.roots.tdx import tdx_evidence
 from glasshouse.attestation.roots.tdx.tdx_evidence import INTEL_ROOT_SHA256  # as it is in the product
 from glasshouse.errors import Code, VerificationError
 from glasshouse.evidence.bundle import Bundle
+from glasshouse.jobs.define.hardware_file import read_hardware
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.kept_pack import keep_pack
 from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.rundir import RunFolder
+from glasshouse.jobs.references.hardware_draft import draft_of, look_at_hardware
 from glasshouse.jobs.verify.conclusion import Conclusion
 from glasshouse.jobs.verify.verdict import Status, verify_bundle
 from glasshouse.wire.states import Outcome
@@ -39,6 +42,10 @@ class DstackOwner:
     def home(self) -> Home:
         return Home(path=self.shell.home)
 
+    @property
+    def policy_file(self) -> Path:
+        return self.shell.folder / "dstack.toml"
+
     def policy(self) -> None:
         """Write the policy that takes the machine as it is now."""
         image = self.machine.registers.image()
@@ -46,7 +53,7 @@ class DstackOwner:
         lines += [f'fmspcs = ["{FMSPC}"]', f"key_providers = ['{KEY_PROVIDER}']", f"tcb_evaluation = {EVALUATION}"]
         lines += ["[[dstack.images]]", f'rtmr0 = ["{image.pop("rtmr0")[0]}"]']
         lines += [f'{name} = "{value}"' for name, value in image.items()]
-        (self.shell.folder / "dstack.toml").write_text("\n".join(lines))
+        self.policy_file.write_text("\n".join(lines))
 
     def verify(self, bundle: Bundle) -> Status:
         """Verify with nothing but the owner's public key; a failure is raised."""
@@ -115,3 +122,11 @@ def test_a_host_that_starts_another_image_gets_no_key(owner: DstackOwner) -> Non
         owner.machine.registers.rtmr2 = listed
     assert (conclusion.outcome, conclusion.code) == (Outcome.REFUSED, Code.REFERENCE_VALUE)
     assert not list((folder.out / "outputs").iterdir())
+
+
+def test_a_draft_of_a_policy_has_what_the_machine_shows(owner: DstackOwner, tmp_path: Path) -> None:
+    (tmp_path / "draft.toml").write_text(draft_of(look_at_hardware()))
+    drafted, written = (read_hardware(path).dstack for path in (tmp_path / "draft.toml", owner.policy_file))
+    assert drafted is not None
+    assert written is not None
+    assert replace(drafted, tcb_evaluation=EVALUATION) == written

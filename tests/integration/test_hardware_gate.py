@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from glasshouse.attestation.roots.dstack.dstack_evidence import DstackEvent
+from glasshouse.attestation.roots.dstack.dstack_events import DstackEvent
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.errors import Code
 from glasshouse.tamper.stage import Owner

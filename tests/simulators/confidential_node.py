@@ -18,7 +18,7 @@ from glasshouse.attestation.claims import Claims, Gpu, composite
 from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Pack
-from glasshouse.attestation.roots.dstack.dstack_evidence import DstackEvent
+from glasshouse.attestation.roots.dstack.dstack_events import DstackEvent
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.attestation.roots.nvidia import nvidia_evidence
 from glasshouse.attestation.roots.sev_snp import sev_snp_evidence

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from glasshouse.attestation.roots.dstack.dstack_evidence import DstackEvent, replay
+from glasshouse.attestation.roots.dstack.dstack_events import DstackEvent, replay
 from glasshouse.wire.crypto import sha256
 from simulators.tdx_machine import PADDING, TdxMachine
 

@@ -15,7 +15,7 @@ from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.appraised import Appraised, EarStatus
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.dstack import dstack_evidence
-from glasshouse.attestation.roots.dstack.dstack_evidence import DstackEvent
+from glasshouse.attestation.roots.dstack.dstack_events import DstackEvent
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.errors import Code, FormatError
 from glasshouse.runtime.roots.dstack import blob_of

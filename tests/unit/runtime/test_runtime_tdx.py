@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from glasshouse.attestation.roots.binding import Bound
-from glasshouse.attestation.roots.dstack.dstack_evidence import DstackBlob
-from glasshouse.attestation.roots.tdx.tdx_evidence import TdxBlob
+from glasshouse.attestation.roots.dstack.dstack_events import DstackBlob
+from glasshouse.attestation.roots.tdx.tdx_quote import TdxBlob
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.roots.dstack import DstackCollector, blob_of
 from glasshouse.runtime.roots.tdx import TdxCollector, without_padding

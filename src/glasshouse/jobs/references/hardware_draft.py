@@ -10,7 +10,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cryptography.hazmat.primitives.serialization import Encoding
+
 from glasshouse.attestation.roots.binding import Bound
+from glasshouse.attestation.roots.dstack.dstack_events import DstackBlob
+from glasshouse.attestation.roots.tdx.tdx_quote import TdxBlob, TdxQuote
 from glasshouse.attestation.roots.tpm.tpm_blob import TpmBlob
 from glasshouse.attestation.roots.tpm.tpm_registers import QUOTED_PCRS
 from glasshouse.attestation.roots.tpm.tpm_structures import check_ak
@@ -23,6 +27,8 @@ HEAD = """\
 # are not reference values yet: take them from a machine of your own that runs the same image, or compute them from the
 # image. See docs/security/hardware.md.
 """
+_FMSPC = bytes.fromhex("060a2a864886f84d010d01040406")  # before it in a processor's certificate
+_EVALUATION = 17  # Intel's of 2025
 _UNUSED = bytes(32)  # a register that nothing was measured into
 
 
@@ -64,8 +70,38 @@ def _tpm(blob: bytes) -> dict[str, Json]:
     return {"aks": [check_ak(found.ak).hex()], "chain": "image", "pcrs": used}
 
 
-_DRAFTS: Mapping[str, Callable[[bytes], dict[str, Json]]] = {"tpm": _tpm}
+def _tdx(blob: bytes) -> dict[str, Json]:
+    return {"chain": "image", **_of_quote(TdxBlob.parse(blob).quote)}
+
+
+def _dstack(blob: bytes) -> dict[str, Json]:
+    found = DstackBlob.parse(blob)
+    written = {event.name: event.payload for event in reversed(found.events)}
+    return {
+        "chain": "workload",
+        "compose_hashes": [written.get("compose-hash", b"").hex()],
+        "key_providers": [written.get("key-provider", b"").decode("latin-1")],
+        **_of_quote(found.quote),
+    }
+
+
+def _of_quote(raw: bytes) -> dict[str, Json]:
+    quote = TdxQuote.parse(raw)
+    shown, extensions = quote.report, quote.chain[0].public_bytes(Encoding.DER)
+    found: dict[str, Json] = {
+        "fmspcs": [extensions.partition(_FMSPC)[2][:6].hex().upper()],
+        "images": [{"mrtd": shown.mrtd.hex(), "rtmr0": [shown.rtmr0.hex()], "rtmr1": shown.rtmr1.hex(),
+                    "rtmr2": shown.rtmr2.hex()}],
+        "tcb_evaluation": _EVALUATION,
+    }  # fmt: skip
+    return found if shown.mrconfigid == bytes(48) else found | {"config_ids": [shown.mrconfigid.hex()]}
+
+
+_DRAFTS: Mapping[str, Callable[[bytes], dict[str, Json]]] = {"dstack": _dstack, "tdx": _tdx, "tpm": _tpm}
 _NOTES = {
+    "dstack": "Compare compose_hashes with sha256sum app-compose.json, images with dstack-mr for this shape, and know\n"
+    "# who has key_providers: docs/how-to/dstack.md. tcb_evaluation is better Intel's present number.",
+    "tdx": "images are this shape of machine's; tcb_evaluation is better Intel's present number.",
     "tpm": 'aks names this TPM alone; ek_roots = ["maker.pem"] in its place takes each TPM of a maker, activated.\n'
     "# Of pcrs keep 0, 2, 4, 7 and what measures kernel, initrd and command line: spec/hardware-evidence.md, 7.1.",
 }

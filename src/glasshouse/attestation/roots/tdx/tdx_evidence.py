@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated
 
 import dcap_qvl
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -20,26 +18,17 @@ from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy, MaxAges
 from glasshouse.attestation.roots.tdx.tdx_policy import TdxTerms
-from glasshouse.attestation.roots.tdx.tdx_quote import TdReport, TdxQuote
+from glasshouse.attestation.roots.tdx.tdx_quote import TdReport, TdxBlob, TdxQuote
 from glasshouse.attestation.roots.tdx.tdx_signatures import Judge, refused
 from glasshouse.errors import Code
-from glasshouse.wire.record import Record, octets
 
 INTEL_ROOT_SHA256 = bytes.fromhex("44a0196b2b99f889b8e149e95b807a350e7424964399e885a7cbb8ccfab674d3")
 """Of `Intel SGX Root CA`, DER; spec/hardware-evidence.md, section 5: roots are pinned here and nowhere else."""
 
-MAX_QUOTE_BYTES = 16 * 1024
 _SEPT_VE_DISABLE = 1 << 28
 _ALLOWED = _SEPT_VE_DISABLE | 1 << 30 | 1 << 31 | 1 << 63  # protection keys, key locker, performance counters
 _SHOWN = 512  # characters of a value in a refusal
 _XFAM_SET, _XFAM_DEFINED = 0x3, 0x6DBE7  # x87 and SSE; all that Intel defined
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TdxBlob(Record, name="tdx", max_bytes=24 * 1024):
-    """The blob."""
-
-    quote: Annotated[bytes, octets(max_length=MAX_QUOTE_BYTES)]
 
 
 def appraise(blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy: HardwarePolicy) -> Appraised:
@@ -84,16 +73,9 @@ def appraise_quote(
             actual=f"{min(tcb.evaluation, enclave.evaluation)}",
         )
     _check_report(quote, terms, config_ids)
+    named = judge.pack.named  # of the first, the issuers are in the quote
     lists = dcap_qvl.QuoteCollateralV3(
-        pck_crl_issuer_chain=enclave.pem,  # not looked at: the issuers are in the quote
-        root_ca_crl=judge.pack.named("intel/root-crl"),
-        pck_crl=judge.pack.named(judge.pck_list),
-        tcb_info_issuer_chain=tcb.pem,
-        tcb_info=tcb.text,
-        tcb_info_signature=tcb.signature,
-        qe_identity_issuer_chain=enclave.pem,
-        qe_identity=enclave.text,
-        qe_identity_signature=enclave.signature,
+        enclave.pem, named("intel/root-crl"), named(judge.pck_list), *tcb[:3], *enclave[:3]
     )
     root = quote.chain[2].public_bytes(Encoding.DER)
     with refused(Code.HARDWARE_TCB, "the platform"):

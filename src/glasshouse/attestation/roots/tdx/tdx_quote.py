@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from glasshouse.attestation.roots.x509_errors import X509_ERRORS
 from glasshouse.errors import Code, FormatError
+from glasshouse.wire.record import Record, octets
 
+MAX_QUOTE_BYTES = 16 * 1024
 _ERRORS: tuple[type[Exception], ...] = (struct.error, *X509_ERRORS)
 _HEADER = struct.Struct("<HHI4x16s20x")
 _REPORT = struct.Struct("<16s48s48s8s8s8s48s48s48s48s48s48s48s48s64s")
@@ -22,6 +24,13 @@ _TYPED = struct.Struct("<HI")  # of version 5, before the report: its type and l
 _BEHIND = struct.Struct("<I64s64sHI384s64sH32sHI")
 _ECDSA_P256, _TDX, _INTEL = 2, 0x81, bytes.fromhex("939a7233f79c4ca9940a0db3957f0607")
 _QE_REPORT, _PEM_CHAIN = 6, 5  # kinds of certification data
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TdxBlob(Record, name="tdx", max_bytes=24 * 1024):
+    """The blob of the kind `tdx`."""
+
+    quote: Annotated[bytes, octets(max_length=MAX_QUOTE_BYTES)]
 
 
 class TdReport(NamedTuple):

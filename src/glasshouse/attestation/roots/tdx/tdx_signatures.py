@@ -48,9 +48,9 @@ def refused(code: Code, what: str) -> Iterator[None]:
 class SignedList(NamedTuple):
     """A list of Intel's whose signature holds."""
 
+    pem: str  # its issuers
     text: str
     signature: bytes
-    pem: str  # its issuers
     evaluation: int  # Intel's number of what it knew
 
 
@@ -72,10 +72,8 @@ class Judge:
         with refused(Code.HARDWARE_CERTIFICATE, "the issuer of the processor's certificate"):
             self.pck_list = _AUTHORITIES[str(issuer.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value)]
         self.use_root(root)
-        listed = self._list(self.pck_list, issuer, crl_age_s).get_revoked_certificate_by_serial_number(
-            pck.serial_number
-        )
-        if listed or self._root_list.get_revoked_certificate_by_serial_number(issuer.serial_number):
+        pck_list = self._list(self.pck_list, issuer, crl_age_s)
+        if _is_on(pck_list, pck) or _is_on(self._root_list, issuer):
             raise CheckFailedError("12", Code.HARDWARE_REVOKED, "a certificate of the quote is on its issuer's list")
         with refused(Code.HARDWARE_SIGNATURE, "the quote is not signed by its processor"):
             _verify(pck.public_key(), quote.qe_signature, quote.qe_report)
@@ -123,7 +121,7 @@ class Judge:
         self._check_current(name, issued, expires, age_s)
         # Encoded again, so that no byte which is not signed goes on.
         pem = "".join(one.public_bytes(Encoding.PEM).decode() for one in chain)
-        return SignedList(text.decode(), signature, pem, number)
+        return SignedList(pem, text.decode(), signature, number)
 
     def _check_chain(self, chain: tuple[x509.Certificate, ...], code: Code, what: str) -> None:
         with refused(code, what):
