@@ -24,6 +24,7 @@ from benchmarks.kept import Bar, finish, kept, options
 from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES
 from glasshouse.attestation.roots.appraised import EarStatus
 from glasshouse.attestation.roots.dstack import dstack_evidence
+from glasshouse.attestation.roots.dstack.dstack_events import DstackEvent
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.attestation.roots.nvidia import nvidia_certificates, nvidia_evidence, reference_manifest
 from glasshouse.runtime.roots.dstack import blob_of
@@ -66,7 +67,7 @@ def _prepared(gpus: Any, tdx: Any, dstack: Any) -> tuple[Callable[[], None], dic
     events = [
         *dstack.launched(),
         *(
-            dstack_evidence.DstackEvent(name=f"event {number}", payload=bytes(EVENT_BYTES), version=1)
+            DstackEvent(name=f"event {number}", payload=bytes(EVENT_BYTES), version=1)
             for number in range(LOG_BYTES // EVENT_BYTES)
         ),
     ]
