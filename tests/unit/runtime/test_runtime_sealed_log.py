@@ -215,7 +215,7 @@ def test_a_job_returns_no_more_than_its_owner_allowed_whatever_the_worker_sends(
 @pytest.fixture
 def small_files() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -240,7 +240,7 @@ def test_a_log_without_room_ends_with_a_whole_line(desk: Desk) -> None:
     line = b"x" * 1000 + b"\n"
 
     def write() -> None:
-        for _ in range(2000):
+        for _ in range(3000):
             desk.out.event(line)
 
     with pytest.raises(RunError) as caught:

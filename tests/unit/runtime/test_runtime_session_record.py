@@ -208,7 +208,7 @@ def test_a_record_stays_if_something_of_the_worker_does(
     out.worker(SessionRecord.of(leader.pid))
     worker = SimpleNamespace(end=lambda: None, lives=lambda: lives)
     processes = SimpleNamespace(worker=worker, relay=None)
-    run = SimpleNamespace(session=None, leg=None, processes=processes, sealed_log=None, out=out)
+    run = SimpleNamespace(session=None, leg=None, collecting=None, processes=processes, sealed_log=None, out=out)
     zeroize._end_worker(run)  # type: ignore[arg-type]
     assert (tmp_path / "out" / NAME).exists() == lives
 

@@ -1,7 +1,7 @@
 """Drafts a policy of `[policy] hardware` from what a machine's hardware shows of itself.
 
 Law: nothing here is a reference value yet. Evidence is collected for no run and not appraised: what it shows is what
-the machine was when it was looked at, in whoever's hands.
+the machine was when it was looked at, and not whether it was as it should be.
 """
 
 from __future__ import annotations
