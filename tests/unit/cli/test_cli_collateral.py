@@ -151,6 +151,14 @@ def test_a_service_that_is_busy_is_asked_again_when_it_says(owner: Owner) -> Non
     assert "again in 7 s (HTTP 429)" in out
 
 
+def test_a_host_that_is_away_is_waited_for_once(owner: Owner) -> None:
+    owner.vendors.troubles["/vcek"] = [500] * 9
+    code, _, err = owner.ask("fetch", "sev-snp")
+    assert code == ExitCode.UNREACHABLE
+    assert len(owner.vendors.asked) == 6  # four times for the first item, once for each of the others
+    assert all(f"amd/crl/{product}" in err for product in ("Genoa", "Milan", "Turin"))
+
+
 @pytest.mark.parametrize("trouble", ["away", "unknown", "elsewhere", "endless", "cut off", "another", "expired"])
 def test_half_a_pack_is_never_kept(owner: Owner, trouble: str) -> None:
     """What fails is named with its URL and what to do, and the last pack stays."""

@@ -17,7 +17,7 @@ from glasshouse.errors import Code, FormatError, PeerError, UsageError
 from glasshouse.jobs.collateral.item_dates import Dates, dates_of
 from glasshouse.jobs.collateral.item_makers import Makers
 from glasshouse.jobs.collateral.nvidia_issuers import ISSUERS
-from glasshouse.jobs.collateral.vendor_requests import asked
+from glasshouse.jobs.collateral.vendor_requests import Vendors
 from glasshouse.jobs.collateral.vendor_services import OCSP, PRODUCTS, RIM, Certified, asked_about, request_for, signers
 from glasshouse.jobs.owner.home import read_bounded
 
@@ -83,12 +83,13 @@ def fetched_pack(
         request_for(name, certified)
     found: dict[str, bytes] = {}
     failed: list[PeerError] = []
+    vendors = Vendors(say)
 
     def fetch(name: str) -> None:
         if name in found or name.removesuffix("/chain") in found:
             return
         try:
-            items = asked(request_for(name, certified), say)
+            items = vendors.ask(request_for(name, certified))
             dates = {item: _current(item, data, now_us) for item, data in items.items()}
         except PeerError as error:
             failed.append(error)

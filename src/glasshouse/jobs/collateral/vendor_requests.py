@@ -6,6 +6,7 @@ Laws: what is read has bounds, in bytes and in time; no redirect is followed; no
 from __future__ import annotations
 
 import http.client
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -23,35 +24,42 @@ _MOST_PAUSE_S = 60.0
 sleep: Callable[[float], None] = time.sleep  # tests have another
 
 
-def asked(request: Request, say: Callable[[str], None]) -> dict[str, bytes]:
-    """Return the items that a request asks for.
+class Vendors:
+    """Asks one after the other; a host that was away once is asked for the rest without waiting for it again.
 
     Args:
         say: is told of each wait before another try.
-
-    Raises:
-        PeerError: `collateral-missing`: what happened, with the URL and what to do.
     """
-    host = urlsplit(request.url).hostname
-    for pause_s in (*_PAUSES_S, None):
-        status, after_s, header, body = _exchange(request)
-        if status == 200:
-            try:
-                return request.items(header, body)
-            except FormatError as error:
-                raise _failed(request, f"answered with {error.message}", "try again later") from None
-        why = body.decode(errors="replace") if status == 0 else f"HTTP {status}"
-        if status not in (0, 429) and status < 500:
-            break
-        if pause_s is None:
-            break
-        wait_s = min(_MOST_PAUSE_S, max(after_s, pause_s))
-        say(f"{host} is asked for {request.item} again in {wait_s:.0f} s ({why})")
-        sleep(wait_s)
-    if status == 404:
-        hint = f"compare {request.item.rpartition('/')[2]} with what the refusal or the machine shows"
-        raise _failed(request, "does not know it", hint)
-    raise _failed(request, f"does not give it ({why})", "look whether it is reached from here, and try again")
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._away: set[str] = set()
+
+    def ask(self, request: Request) -> dict[str, bytes]:
+        """Return the items that a request asks for.
+
+        Raises:
+            PeerError: `collateral-missing`: what happened, with the URL and what to do.
+        """
+        host = urlsplit(request.url).hostname or ""
+        for pause_s in (*(() if host in self._away else _PAUSES_S), None):
+            status, after_s, header, body = _exchange(request)
+            if status == 200:
+                try:
+                    return request.items(header, body)
+                except FormatError as error:
+                    raise _failed(request, f"answered with {error.message}", "try again later") from None
+            if status == 404:
+                hint = f"compare {request.item.rpartition('/')[2]} with what the refusal or the machine shows"
+                raise _failed(request, "does not know it", hint)
+            why = body.decode(errors="replace") if status == 0 else f"HTTP {status}"
+            if pause_s is None or not (status in (0, 429) or status >= 500):
+                break
+            wait_s = min(_MOST_PAUSE_S, max(after_s, pause_s))
+            self._say(f"{host} is asked for {request.item} again in {wait_s:.0f} s ({why})")
+            sleep(wait_s)
+        self._away.add(host)
+        raise _failed(request, f"does not give it ({why})", "look whether it is reached from here, and try again")
 
 
 def _failed(request: Request, why: str, hint: str) -> PeerError:
@@ -83,6 +91,8 @@ def _exchange(request: Request) -> tuple[int, float, str | None, bytes]:
         return response.status, after_s, response.getheader(request.chain) if request.chain else None, body
     except ssl.SSLCertVerificationError:
         return 0, 0.0, None, b"its certificate is not valid"
+    except socket.gaierror:
+        return 0, 0.0, None, b"its name is not found"
     except (OSError, http.client.HTTPException) as error:
         return 0, 0.0, None, type(error).__name__.encode()
     finally:
