@@ -22,8 +22,11 @@ from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.references.hardware_draft import draft_of, look_at_hardware
 from glasshouse.jobs.verify.conclusion import Conclusion
+from glasshouse.jobs.verify.hardware.repeated import check_appraisal
 from glasshouse.jobs.verify.verdict import Status, verify_bundle
+from glasshouse.jobs.verify.verify_named import GroupVerdict
 from glasshouse.runtime.roots.tpm import TpmCollector
+from glasshouse.wire.group import ID_BYTES, Group
 from glasshouse.wire.states import Outcome
 from simulators.command_line import Shell
 from tools.machine import needs_root
@@ -111,6 +114,7 @@ def test_a_run_at_the_level_tpm_is_good_and_says_what_stands_behind_it(
     page = (owner.shell.folder / "card.html").read_text()
     assert "assurance tpm" in page
     assert "assurance software" not in page
+    assert "makers" not in page, "no maker signed the key that quoted: that it is a TPM's is the broker's word"
 
 
 @needs_root
@@ -154,6 +158,34 @@ def test_a_bundle_whose_hardware_is_another_is_not_genuine(
         assert refused.value.code is Code.CHAIN_EVIDENCE, name
     lacking: list[HardwareParts | None] = [None, replace(parts, policy=None)]
     assert [verify(replace(bundle, hardware=one)) for one in lacking] == [Status.INCOMPLETE] * 2
+
+
+def test_a_receipt_that_lost_its_hardware_is_not_said_to_show_what_hardware_shows(
+    owner: Owner, ended: tuple[RunFolder, Conclusion]
+) -> None:
+    public = read_public(Home(path=owner.shell.home).owner_public).signing
+    bundle = Bundle.parse(ended[0].receipt.read_bytes())
+    whole, lacking = (verify_bundle(one.encode(), owner=public) for one in (bundle, replace(bundle, hardware=None)))
+    shows = "whose TPM the policy trusts"
+    assert shows in whole.sentence
+    assert "To others it is the owner's word" in whole.sentence
+    assert shows not in lacking.sentence
+    assert "not appraised here" in lacking.to_json()["proves"]  # type: ignore[operator]
+    group = GroupVerdict(group=Group(id=bytes(ID_BYTES), machines=2, machine=0, ranks=1), machines=(whole, lacking))
+    assert shows not in group.sentence, "of several machines the weakest is what is told"
+
+
+def test_a_result_that_tells_otherwise_of_the_activation_is_not_genuine(
+    owner: Owner, ended: tuple[RunFolder, Conclusion]
+) -> None:
+    public = read_public(Home(path=owner.shell.home).owner_public).signing
+    chain = verify_bundle(ended[0].receipt.read_bytes(), owner=public).chain
+    assert chain.hardware is not None
+    assert chain.evidence is not None
+    assert chain.ear is not None
+    check_appraisal(chain.hardware, chain.evidence, chain.ear)
+    with pytest.raises(VerificationError, match="activation"):
+        check_appraisal(chain.hardware, chain.evidence, replace(chain.ear, tpm_activated=False))
 
 
 def test_a_machine_that_booted_another_image_is_refused_by_the_register_that_says_so(

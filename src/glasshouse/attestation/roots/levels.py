@@ -48,23 +48,25 @@ LEVELS = {
             assurance=Assurance.TPM,
             one_of=frozenset({"gcp", "tpm"}),
             stands="a TPM quote over boot chain and runtime; a host with root could read the run's memory",
-            proves="It shows that a machine whose TPM the policy trusts booted what the policy lists and ran this; "
-            "the host could have read the run's memory. That the key lies in that TPM is the gate's word.",
+            proves="To its owner it shows that a machine whose TPM the policy trusts booted what the policy lists and "
+            "ran this; the host could have read the run's memory. To others it is the owner's word: that the key "
+            "lies in that TPM is the word of the gate, which is the owner's.",
         ),
         Level(
             assurance=Assurance.CPU_TEE,
             one_of=_PROCESSORS,
             stands="a CPU report binds the runtime; what crosses to the GPU is visible to the host",
-            proves="It shows to everyone who trusts the CPU's maker that this ran in a confidential machine that the "
-            "policy lists; what crossed to a GPU was visible to the host.",
+            proves="It shows to everyone who trusts the CPU's maker, and what the owner's policy lists, that this ran "
+            "in a confidential machine of that list; what crossed to a GPU was visible to the host.",
         ),
         Level(
             assurance=Assurance.GPU_TEE,
             one_of=_PROCESSORS,
             beside=frozenset({NVIDIA}),
             stands="CPU and GPU reports bind the runtime; physical attacks remain",
-            proves="It shows to everyone who trusts the makers of CPU and GPU that this ran in a confidential machine "
-            "with confidential GPUs. That these GPUs are in this machine is the word of measured code.",
+            proves="It shows to everyone who trusts the makers of CPU and GPU, and what the owner's policy lists, that "
+            "this ran in a confidential machine of that list with confidential GPUs. That these GPUs are in this "
+            "machine is the word of measured code.",
         ),
     )
 }

@@ -125,7 +125,8 @@ def verdict_words(verdict: str | None, assurance: str | None) -> str:
     level = assurance or "none"
     return {
         "good": f"genuine and complete, at assurance {level}",
-        "incomplete": f"incomplete: not countersigned by the broker; authentic at assurance {level}, not good",
+        "incomplete": "incomplete: not countersigned by the broker, or without what its hardware is appraised by; "
+        f"authentic at assurance {level}, not good",
         "not-completed": f"genuine, of a run that did not complete; assurance {level}",
         "invalid": "does not hold: believe nothing of it",
         "no-receipt": "none",

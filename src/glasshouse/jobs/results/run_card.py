@@ -72,7 +72,10 @@ def claims(verdict: Verdict, outputs: Sequence[RunOutput], *, fingerprint: str) 
         )
     for name, shown in verdict.links:
         if name == "hardware" and shown is not None:
-            yield Claim(f"Its machine showed evidence of its hardware: {shown}.", "The machine's makers", "their keys")
+            maker = "The owner's broker", broker  # a TPM's key has no signature of its maker's
+            if verdict.assurance != "tpm":
+                maker = "The machine's makers", "their keys"
+            yield Claim(f"Its machine showed evidence of its hardware: {shown}.", *maker)
     yield Claim(_worked(verdict), "The runtime", runtime)
     if outputs:
         many = f"{len(outputs)} output" + ("" if len(outputs) == 1 else "s")

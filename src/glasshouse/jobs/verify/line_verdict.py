@@ -130,7 +130,7 @@ class LineVerdict:
             text += f" That the machines of leg {named} wiped themselves is NOT SHOWN."
         if early := [str(leg.number) for leg in self.legs if leg.completed_too_soon]:
             text += f" A receipt of leg {', '.join(early)} says completed, and the line WENT ON after it."
-        return f"{text} {self._receipts[0].proves}"
+        return f"{text} {min(self._receipts, key=lambda one: one.strength).proves}"
 
     @property
     def _receipts(self) -> list[Verdict]:

@@ -53,6 +53,8 @@ _ENDED = {
 
 # Genuine is not true: the holder of the owner's key has the broker's too, and needs no machine to write a record.
 _UNATTESTED = "To its owner it shows what came from who had the launch key; to others it is the owner's word."
+# Whoever hands a receipt on can take the evidence out of it: what is left is a signature of the owner's side.
+_NOT_APPRAISED = "Its hardware evidence was not appraised here: without it the level is the gate's word, the owner's."
 
 TOO_LONG = "the work is recorded as longer than the run lasted"
 
@@ -141,7 +143,16 @@ class Verdict:
     @property
     def proves(self) -> str:
         """To whom it proves what, at its level."""
+        if "hardware" in self.chain.missing and self.chain.ear:
+            return _NOT_APPRAISED
         return LEVELS[self.chain.ear.assurance].proves if self.chain.ear else _UNATTESTED
+
+    @property
+    def strength(self) -> int:
+        """How much stands behind it: of several, what is said of them together is said of the weakest."""
+        if self.chain.ear is None:
+            return -1
+        return 0 if "hardware" in self.chain.missing else list(Assurance).index(self.chain.ear.assurance)
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -219,7 +230,11 @@ class Verdict:
         if ear is None or ear.assurance is Assurance.SOFTWARE:
             return ()
         kinds = " and ".join(sorted(ear.submodules.keys() - {RUNTIME}))
-        word = "; that its key lies in that TPM is the broker's word" if ear.tpm_activated else ""
+        word = ""
+        if ear.assurance is Assurance.TPM:
+            word = f"; that its key lies in a TPM is the {'broker' if ear.tpm_activated else 'owner'}'s word"
+        elif "azure" in ear.submodules:
+            word = "; its TPM, and what runs beneath its image, are Microsoft's"
         return (("hardware", None if "hardware" in self.chain.missing else f"{kinds}, appraised again here{word}"),)
 
     @property

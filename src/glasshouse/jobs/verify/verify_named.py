@@ -117,7 +117,7 @@ class GroupVerdict:
             text = f"Authentic and complete on {whole}: the run completed."
         elif self.status is Status.NOT_COMPLETED:
             text = f"Authentic on {whole}: the run did not complete on every one of them."
-        return f"{text} {self.machines[0].proves}"
+        return f"{text} {min(self.machines, key=lambda one: one.strength).proves}"
 
     def to_json(self) -> dict[str, Json]:
         """Return the verdict for `verify --json`."""

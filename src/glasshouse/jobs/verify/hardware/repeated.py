@@ -35,6 +35,11 @@ def check_appraisal(parts: HardwareParts, evidence: Evidence, ear: Ear) -> None:
         raise VerificationError(
             Code.CHAIN_EVIDENCE, "hardware evidence that comes to another thing than the attestation result says"
         )
+    # Only what the policy lists by its name needs no activation: the gate has to have seen every other.
+    if ("tpm" in found and "ek_sha256" in found["tpm"].claims) is not ear.tpm_activated:
+        raise VerificationError(
+            Code.CHAIN_EVIDENCE, "a TPM's key whose activation the attestation result tells otherwise"
+        )
 
 
 def _appraised(parts: HardwareParts, evidence: Evidence, ear: Ear) -> Mapping[str, Appraised]:
