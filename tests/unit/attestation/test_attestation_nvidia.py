@@ -381,6 +381,16 @@ def test_an_answer_by_a_stranger_or_about_another_is_refused(machine: NvidiaMach
     refused(machine, Code.COLLATERAL_EXPIRED, pack=machine.pack(instead={name: answers[2]}))
 
 
+def test_an_answer_has_one_form(machine: NvidiaMachine) -> None:
+    """Of its status and of the name of its signature's algorithm, which no signature covers."""
+    device = machine.gpus[0].chain
+    answer, name = machine.answer(device[2], device[3]), ocsp_name(device[2].der)
+    outer = answer.index(bytes.fromhex("2a8648ce3d040303"))  # the answer itself has no such name
+    for at in (answer.index(bytes.fromhex("0a0100")) + 2, outer + 5):
+        altered = answer[:at] + bytes([answer[at] ^ 0x10]) + answer[at + 1 :]
+        refused(machine, Code.COLLATERAL_INVALID, pack=machine.pack(instead={name: altered}))
+
+
 # Forms.
 
 

@@ -124,6 +124,7 @@ def _gpu(nvml: ctypes.CDLL, device: ctypes.c_void_p, nonce: bytes) -> tuple[byte
 def _switches(library: str, nonce: bytes) -> list[tuple[bytes, list[bytes]]]:
     nscq = ctypes.CDLL(library)
     nscq.nscq_session_create.restype = _Session
+    nscq.nscq_session_set_input.restype = nscq.nscq_session_path_observe.restype = ctypes.c_int8
     made = nscq.nscq_session_create(1)  # with the devices
     _went(made.code)
     session = ctypes.c_void_p(made.session)
@@ -142,11 +143,11 @@ def _observed(nscq: ctypes.CDLL, session: ctypes.c_void_p, path: bytes, answer: 
     found: dict[bytes, bytes] = {}
     codes = []
 
-    def note(switch: int, code: int, value: Any, _user_data: int | None) -> None:
-        codes.append(code)
-        found[ctypes.string_at(switch, 16)] = _of(value)
+    def note(switch: int | None, code: int, value: Any, _user_data: int | None) -> None:
+        codes.append(code if switch else -1)
+        if switch:
+            found[ctypes.string_at(switch, 16)] = _of(value)
 
-    nscq.nscq_session_path_observe.restype = ctypes.c_int8
     called = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int8, answer, ctypes.c_void_p)(note)
     codes.append(nscq.nscq_session_path_observe(session, path, called, None, 0))
     for code in codes:

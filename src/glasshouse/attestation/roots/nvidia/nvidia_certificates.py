@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA384, Hash
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import ocsp
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, SignatureAlgorithmOID
 
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.collateral import Pack, check_current
@@ -173,7 +173,9 @@ def _answer(data: bytes, der: bytes, issuer_der: bytes) -> tuple[ocsp.OCSPCertSt
         named = response.issuer_name_hash, response.issuer_key_hash, response.serial_number
         if not responder.signs or ExtendedKeyUsageOID.OCSP_SIGNING not in responder.purposes or named != asked:
             raise FormatError(Code.SCHEMA, "an answer about another certificate, or by who may not answer")
-        if any(each.critical for each in response.extensions) or response.next_update_utc is None:
+        is_formed = response.signature_algorithm_oid == SignatureAlgorithmOID.ECDSA_WITH_SHA384
+        is_formed &= response.response_status is ocsp.OCSPResponseStatus.SUCCESSFUL
+        if any(each.critical for each in response.extensions) or response.next_update_utc is None or not is_formed:
             raise FormatError(Code.SCHEMA, "an answer of another form")
         dates = _us(response.this_update_utc), _us(response.next_update_utc)
         return response.certificate_status, *dates, responder_der
