@@ -170,6 +170,9 @@ _OTHER_SIZE = rsa.generate_private_key(public_exponent=65537, key_size=3072).pub
         lambda: ROOT.endorse(EK, use=x509.ExtendedKeyUsageOID.SERVER_AUTH),
         lambda: ROOT.endorse(EK, digital_signature=True),
         lambda: ROOT.endorse(EK, key_agreement=True, digital_signature=True),
+        lambda: ROOT.endorse(EK, key_agreement=True, content_commitment=True),
+        lambda: ROOT.endorse(EK, key_agreement=True, crl_sign=True),
+        lambda: ROOT.endorse(EK, more=(x509.BasicConstraints(ca=True, path_length=None),)),  # an authority's
         lambda: ROOT.endorse(EK, more=_extra()),
         lambda: ROOT.endorse(EK, days=100),
         lambda: ROOT.endorse(ec.generate_private_key(ec.SECP384R1()).public_key()),

@@ -157,5 +157,7 @@ def _check_use(certificate: x509.Certificate, issuer: x509.Certificate) -> None:
         uses = issuer.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     usage = found.get_extension_for_class(x509.KeyUsage).value
     opens = usage.key_encipherment if isinstance(key, rsa.RSAPublicKey) else usage.key_agreement
-    if _EK_USE not in uses or not opens or usage.digital_signature or usage.key_cert_sign:
+    signs = usage.digital_signature or usage.content_commitment or usage.key_cert_sign or usage.crl_sign
+    is_authority = any(isinstance(one.value, x509.BasicConstraints) and one.value.ca for one in found)
+    if _EK_USE not in uses or not opens or signs or is_authority:
         raise FormatError(Code.SCHEMA, "a certificate for another use than of an endorsement key")
