@@ -37,7 +37,7 @@ import json, pathlib, subprocess, sys, time
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.errors import GlasshouseError
 from glasshouse.runtime import gpus
-from glasshouse.runtime.roots.nvidia import NvidiaCollector
+from glasshouse.runtime.roots import nvidia
 
 
 def timed(work):
@@ -47,6 +47,15 @@ def timed(work):
     except GlasshouseError as error:
         said = {"code": str(error.code), "message": error.message}
     return {"said": said, "seconds": round(time.monotonic() - begun, 3)}
+
+
+def driver():
+    try:
+        with gpus.nvml_of(gpus.LIBRARY) as nvml:
+            mode, devtools = nvidia._mode(nvml)
+            return {"devtools": devtools, "mode": str(mode)}
+    except (OSError, AttributeError) as error:
+        return str(error)
 
 
 def collected():
@@ -73,10 +82,10 @@ def doctor():
         return {"status": done.returncode, "printed": (done.stdout + done.stderr)[-2000:]}
 
 
-collector = NvidiaCollector()
+collector = nvidia.NvidiaCollector()
 found = {
     "gpus": timed(lambda: [gpu.to_json() for gpu in gpus.in_sight()]),
-    "confidential_state": timed(gpus.confidential_state),
+    "driver": timed(driver),
     "look": timed(collector.look),
     "collect": timed(collected),
     "collect_again": timed(collected),
