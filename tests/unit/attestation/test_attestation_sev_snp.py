@@ -186,6 +186,18 @@ def test_a_report_is_of_the_key_in_its_certificate() -> None:
         judged(machine, certificate=other.certificate)
 
 
+def test_a_certificate_has_one_form_to_its_end() -> None:
+    """How many bits of a signature count is no part of what was signed; nor is what stands behind it."""
+    machine = SnpMachine(now=NOW)
+    good = machine.certificate
+    at = len(good) - 257  # of the last element, which is the signature
+    assert good[at] == 0
+    for data in (good[:at] + b"\x01" + good[at + 1 :], good + b"\0", good[:-1], b"", b"\x30\x82" * 40):
+        with pytest.raises(CheckFailedError) as refused:
+            judged(machine, certificate=data)
+        assert refused.value.code is Code.HARDWARE_CERTIFICATE
+
+
 def test_a_key_of_a_cloud_counts_where_the_policy_lists_that_cloud() -> None:
     machine = SnpMachine(now=NOW, is_vlek=True)
     for policy in ({}, {"csps": ["CN=another"]}):
@@ -216,6 +228,8 @@ def test_a_revoked_issuer_and_a_list_that_is_not_current_are_refused() -> None:
     machine = SnpMachine(now=NOW)
     signed = machine.pack().items[0].data
     name = "amd/crl/Genoa"
+    with pytest.raises(CheckFailedError, match="complete list"):  # some bits of the signature that are said to be none
+        judged(machine, pack=Pack(items=(Item(name=name, data=signed[:-257] + b"\x01" + signed[-256:]),)))
     cases = {
         Code.COLLATERAL_MISSING: (EMPTY, NOW),
         Code.COLLATERAL_EXPIRED: (machine.pack(), NOW + timedelta(days=265)),

@@ -47,7 +47,8 @@ def check_revocation(collateral: Pack, product: Product, *, serials: Collection[
 
 def _read(data: bytes, product: Product) -> tuple[int, int, set[int]] | None:
     found = x509.load_der_x509_crl(data)
-    if not found.is_signature_valid(product.ark.key):
+    # What stands before the signature says how many of its last bits are none, and is not signed itself.
+    if not data.endswith(b"\0" + found.signature) or not found.is_signature_valid(product.ark.key):
         return None
     end = found.next_update_utc
     # A critical extension narrows what the list is about, or whose certificates it names.

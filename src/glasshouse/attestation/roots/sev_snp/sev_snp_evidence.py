@@ -13,7 +13,7 @@ from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
-from glasshouse.attestation.roots.sev_snp.amd_keys import PINNED, Authority, Product
+from glasshouse.attestation.roots.sev_snp.amd_keys import PINNED, Product
 from glasshouse.attestation.roots.sev_snp.amd_list import check_revocation
 from glasshouse.attestation.roots.sev_snp.sev_snp_blob import SevSnpBlob
 from glasshouse.attestation.roots.sev_snp.sev_snp_policy import SevSnpPolicy
@@ -74,7 +74,8 @@ def appraise_report(
         report = SnpReport.parse(data)
     except FormatError as error:
         raise refused(Code.SNP_REPORT, error.message) from None
-    vek, product, ends_us = _check_certificate(certificate, report, policy, now_us, roots)
+    vek, ends_us = _check_certificate(certificate, report, policy, now_us, roots)
+    product = vek.root
     try:
         report.check_signature(vek.key)
     except InvalidSignature:
@@ -85,8 +86,7 @@ def appraise_report(
     check_references(report, policy)
     if report.report_data != report_data:
         raise refused(unbound, "a report made for other data", report_data, report.report_data)
-    serials = (_issuer(product, vek).serial, vek.serial)
-    list_ends_us = check_revocation(collateral, product, serials=serials, now_us=now_us)
+    list_ends_us = check_revocation(collateral, product, serials=(vek.issuer.serial, vek.serial), now_us=now_us)
     claims: dict[str, Json] = {
         "chip": report.chip[:8].hex(),
         "firmware": ".".join(map(str, report.committed)),
@@ -100,27 +100,20 @@ def appraise_report(
     return Appraised(vector=VECTOR, not_after_us=min(ends_us, list_ends_us), claims=claims)
 
 
-def _issuer(product: Product, vek: VekCertificate) -> Authority:
-    return product.asvk if vek.is_vlek else product.ask
-
-
 def _check_certificate(
     data: bytes, report: SnpReport, policy: SevSnpPolicy, now_us: int, roots: Sequence[Product]
-) -> tuple[VekCertificate, Product, int]:
-    """Check that the certificate counts for this report's key; return it, its product, and when one of them ends."""
+) -> tuple[VekCertificate, int]:
+    """Check that the certificate counts for this report's key; return it, and when one of its path ends."""
     try:
-        vek = VekCertificate.parse(data)
+        vek = VekCertificate.parse(data, roots)
     except FormatError as error:
         raise refused(Code.HARDWARE_CERTIFICATE, error.message) from None
     if vek.is_vlek != report.is_vlek:
         raise refused(Code.HARDWARE_CERTIFICATE, "a certificate of another key than the one that the report names")
-    product = next((one for one in roots if vek.is_signed_by(_issuer(one, vek))), None)
-    if product is None:
-        raise refused(Code.HARDWARE_CERTIFICATE, "a certificate that does not lead to a pinned key of AMD's")
-    ends_us = min(vek.ends_us, 1_000_000 * _issuer(product, vek).ends_s, 1_000_000 * product.ark.ends_s)
+    ends_us = min(vek.ends_us, 1_000_000 * vek.issuer.ends_s, 1_000_000 * vek.root.ark.ends_s)
     if not vek.starts_us <= now_us < ends_us:
         times = f"from {vek.starts_us} to {ends_us} µs"
         raise refused(Code.HARDWARE_CERTIFICATE, "a certificate of another time", times, f"{now_us} µs")
     if vek.is_vlek and vek.csp not in policy.csps:
         raise refused(Code.HARDWARE_CERTIFICATE, "a key of a cloud that is not listed", policy.csps, vek.csp)
-    return vek, product, ends_us
+    return vek, ends_us

@@ -5,7 +5,7 @@ Source: AMD, VCEK Certificate and KDS Interface Specification (57230), 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec, padding
 from cryptography.hazmat.primitives.hashes import SHA384
 
-from glasshouse.attestation.roots.sev_snp.amd_keys import Authority
+from glasshouse.attestation.roots.sev_snp.amd_keys import Authority, Product
 from glasshouse.attestation.roots.x509_errors import X509_ERRORS
 from glasshouse.errors import Code, FormatError
 
@@ -31,10 +31,10 @@ _PSS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VekCertificate:
-    """A certificate; `parse` checks no signature."""
+    """A certificate that an authority of AMD's signed."""
 
-    signed: bytes
-    signature: bytes
+    root: Product
+    issuer: Authority
     serial: int
     starts_us: int
     ends_us: int
@@ -45,20 +45,29 @@ class VekCertificate:
     csp: str  # the cloud that a VLEK is of; empty for a VCEK
 
     @classmethod
-    def parse(cls, data: bytes) -> VekCertificate:
-        """Read a certificate; raises `FormatError`."""
+    def parse(cls, data: bytes, roots: Sequence[Product]) -> VekCertificate:
+        """Read a certificate of one of these products; raises `FormatError`."""
         # AMD gives each the serial number 0, which a later version of `cryptography` refuses: it is shown a 1 there.
         is_zero = data[8:16] == _VERSION_3 + _ZERO
         try:
             found = x509.load_der_x509_certificate(data[:15] + b"\x01" + data[16:] if is_zero else data)
-            key, end = found.public_key(), 4 + len(found.tbs_certificate_bytes)
+            end, signature = 4 + len(found.tbs_certificate_bytes), found.signature
+        except X509_ERRORS as error:
+            raise _wrong(f"that cannot be read: {error}") from None
+        inner, tail = data[15 + data[14] :], b"\x03\x82" + (1 + len(signature)).to_bytes(2, "big") + b"\0" + signature
+        if data[8:13] != _VERSION_3 or not any(inner.startswith(one) and data[end:] == one + tail for one in _PSS):
+            raise _wrong("of another version than 3, or signed with anything but RSASSA-PSS and SHA-384")
+        issuers = [(root, issuer) for root in roots for issuer in (root.ask, root.asvk)]
+        signers = [pair for pair in issuers if _is_signed(pair[1], signature, data[4:end])]
+        if not signers:  # nothing else of it is looked at then
+            raise _wrong("that does not lead to a pinned key of AMD's")
+        root, issuer = signers[0]
+        try:
+            key = found.public_key()
             names = [one.value for one in found.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
             extensions = {one.oid.dotted_string: one for one in found.extensions}
         except X509_ERRORS as error:
             raise _wrong(f"that cannot be read: {error}") from None
-        inner, outer = data[15 + data[14] :], data[end:]
-        if data[8:13] != _VERSION_3 or not any(inner.startswith(one) and outer.startswith(one) for one in _PSS):
-            raise _wrong("of another version than 3, or signed with anything but RSASSA-PSS and SHA-384")
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
             raise _wrong("of another key than one of ECC P-384")
         own = {}
@@ -77,15 +86,12 @@ class VekCertificate:
             raise _wrong("of another structure than that of Milan, Genoa or Turin")
         product, chip, csp = _text(own.pop("2", b"")), own.pop("4", b""), own.pop("5", b"")
         chip = chip[2:] if chip[:2] in (b"\x04\x40", b"\x04\x08") and len(chip) in (66, 10) else chip
-        if own or (names, len(chip), bool(csp)) not in (
-            (["SEV-VCEK"], 64, False),
-            (["SEV-VCEK"], 8, False),
-            (["SEV-VLEK"], 0, True),
-        ):
+        kinds = [(root.ask, ["SEV-VCEK"], length, False) for length in (64, 8)] + [(root.asvk, ["SEV-VLEK"], 0, True)]
+        if own or (issuer, names, len(chip), bool(csp)) not in kinds:
             raise _wrong("of neither a VCEK of one chip nor a VLEK of one cloud")
         return cls(
-            signed=data[4:end],
-            signature=found.signature,
+            root=root,
+            issuer=issuer,
             serial=0 if is_zero else found.serial_number,
             starts_us=_us(found.not_valid_before_utc),
             ends_us=_us(found.not_valid_after_utc),
@@ -101,13 +107,13 @@ class VekCertificate:
         """Whether it is of a cloud's key, and not of one chip's."""
         return bool(self.csp)
 
-    def is_signed_by(self, issuer: Authority) -> bool:
-        """Whether the issuer signed it."""
-        try:
-            issuer.key.verify(self.signature, self.signed, padding.PSS(padding.MGF1(SHA384()), 48), SHA384())
-        except InvalidSignature:
-            return False
-        return True
+
+def _is_signed(issuer: Authority, signature: bytes, data: bytes) -> bool:
+    try:
+        issuer.key.verify(signature, data, padding.PSS(padding.MGF1(SHA384()), 48), SHA384())
+    except InvalidSignature:
+        return False
+    return True
 
 
 def _wrong(what: str) -> FormatError:
