@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from glasshouse.attestation.detached import MIN_FIRST_BYTES
 from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES
 from glasshouse.attestation.roots.collateral import COLLATERAL_KIND, MAX_PACK_BYTES, Item, Pack
-from glasshouse.broker.http import bounded, endpoints, intake
+from glasshouse.broker.decide import key_release
+from glasshouse.broker.http import bounded, connections, endpoints, intake
 from glasshouse.broker.http.intake import Intake
 from glasshouse.broker.store.quota import Quota
 from glasshouse.errors import Code, GlasshouseError, PeerError
@@ -34,6 +38,7 @@ from simulators.hardware_runtime import (
 )
 from simulators.local_broker import LocalBroker
 from tools.raw_http import head
+from tools.waiting import wait_for
 
 QUOTE = b"quote" * 12_000
 PACK = Pack(items=(Item(name="amd/crl/Milan", data=b"list"),))
@@ -215,6 +220,38 @@ def test_a_tail_that_does_not_come_is_not_waited_for(
     registered(monkeypatch)
     assert post(broker, body)[0] == 200
     assert shelf.asked == []
+
+
+def test_an_envelope_that_arrived_gives_way_to_nothing(
+    broker: LocalBroker, owner: Owner, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it waits to be read, strangers fill the room with unfinished requests."""
+    cut, entered = [], threading.Event()
+    monkeypatch.setattr(connections, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(bounded.BoundedProtocol, "cut", lambda line: cut.append(line._left) or line.transport.abort())
+    read_first = key_release.read_evidence
+
+    def slow(*arguments: Any) -> Any:
+        entered.set()
+        assert crowded.wait(10)
+        return read_first(*arguments)
+
+    crowded, answers = threading.Event(), list[int]()
+    monkeypatch.setattr(key_release, "read_evidence", slow)
+    actor = Actor.enter(owner)
+    body = framed(evidence(actor, actor.challenge(KEYS), QUOTE), QUOTE)
+    honest = threading.Thread(target=lambda: answers.append(post(broker, body)[0]))
+    honest.start()
+    assert entered.wait(10)
+    host, _, port = broker.runtime_url.rpartition("//")[2].rpartition(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stranger = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            stranger.sendall(head("/v1/receipt", "Content-Length: 100000") + b"." * 15_000)
+        wait_for(lambda: cut, within_s=10)
+        crowded.set()
+        honest.join()
+    assert answers == [200]
 
 
 def test_tails_in_flight_are_bounded_for_each_launch_each_address_and_all(monkeypatch: pytest.MonkeyPatch) -> None:

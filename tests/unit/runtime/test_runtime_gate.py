@@ -92,6 +92,21 @@ def test_an_answer_in_single_bytes_is_the_same(path: Path, serve: Callable[..., 
     assert post(path) == b"{}"
 
 
+def test_an_answer_to_what_was_not_read_is_heard(path: Path, serve: Callable[..., Peer]) -> None:
+    """A gate that refuses hardware evidence before it reads it leaves it in the socket, which is full then."""
+    heard = threading.Event()
+
+    def act(connection: socket.socket) -> None:
+        connection.sendall(answer(409, b'{"code":"nonce-replayed","status":409}'))
+        assert heard.wait(5)
+
+    serve(act)
+    with pytest.raises(RefusedError) as caught:
+        BrokerClient(f"unix:{path}", Loop()).post("/v1/evidence", bytes(8 * 2**20), timeout_s=5.0)
+    heard.set()
+    assert caught.value.code is Code.NONCE_REPLAYED
+
+
 def test_a_refusal_keeps_its_code(path: Path, serve: Callable[..., Peer]) -> None:
     serve(lambda connection: connection.sendall(answer(403, b'{"code":"release-budget-exhausted","status":403}')))
     with pytest.raises(RefusedError) as caught:

@@ -120,8 +120,8 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         if self._at_end_of_first() and self.cycle is not None:
             self._is_held, self.cycle.transport = True, _Unread(self.transport)  # type: ignore[assignment]
             self.transport.pause_reading()
-        if self.cycle is not None and not self.cycle.more_body:
-            self.room.whole(self)
+        if self._is_held or (self.cycle is not None and not self.cycle.more_body):
+            self.room.whole(self)  # the first part of two is as good as a body of one
         else:
             self.room.received(self, len(data))
             self._leave_to_the_kernel()
@@ -149,11 +149,10 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         return end is not None and self._left > 0 and self._length - self._left >= end
 
     def _open_rest(self) -> None:
-        """Read what is behind the first part, which is authentic: the connection gives way no more."""
+        """Read what is behind the first part, which is authentic."""
         self._is_held, self._is_open = False, True
         if self.cycle is not None:
             self.cycle.transport = self.transport
-        self.room.whole(self)
         self._wake_for(min(self._readable(), PART_BYTES))
         self.transport.resume_reading()
 

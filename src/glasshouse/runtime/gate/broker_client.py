@@ -219,6 +219,20 @@ class BrokerCall:
             self._sent = len(self._data)
         if self._sent == len(self._data):
             self._loop.watch(connection.fileno(), partial(self._readable, connection), READ)
+        else:
+            self._loop.watch(connection.fileno(), partial(self._either, connection), READ | WRITE)
+
+    def _either(self, connection: socket.socket) -> None:
+        """Send on until an answer begins: a gate that refuses hardware evidence does not read it."""
+        try:
+            connection.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            self._writable(connection)
+            return
+        except OSError:
+            pass
+        self._sent = len(self._data)
+        self._loop.watch(connection.fileno(), partial(self._readable, connection), READ)
 
     def _readable(self, connection: socket.socket) -> None:
         try:
