@@ -171,7 +171,6 @@ PSS = padding.MGF1(SHA384())
         {"more": [((6,), b"\x02\x01\x01")]},
         {"more": [((3, 4), b"\x02\x02\x00\x00")]},
     ],
-    ids=str,
 )
 def test_certificates_that_are_refused(certified: dict[str, Any]) -> None:
     """Genuine ones of another use among them, and such as a careless authority might sign."""
