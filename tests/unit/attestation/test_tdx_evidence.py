@@ -244,6 +244,9 @@ def _of(pack: Pack, name: str) -> Any:
                 "tcbInfo", {**_of(p, f"intel/tcb/{FMSPC}")["tcbInfo"], "fmspc": "00" * 6}
             )
         },
+        lambda m, p: {
+            f"intel/tcb/{FMSPC}": m.signed_list("tcbInfo", {**_of(p, f"intel/tcb/{FMSPC}")["tcbInfo"], "pceId": "0100"})
+        },
         lambda m, p: {f"intel/tcb/{FMSPC}": m.signed_list("tcbInfo", {"fmspc": FMSPC, "id": "TDX"})},
     ],
 )

@@ -60,9 +60,10 @@ def appraise_quote(
         quote = TdxQuote.parse(raw)
     judge.check_quote(quote, crl_age_s=ages.crl)
     with refused(Code.HARDWARE_CERTIFICATE, "the processor's certificate"):
-        fmspc = dcap_qvl.parse_pck_extension_from_pem(quote.pem).fmspc.hex().upper()
+        named = dcap_qvl.parse_pck_extension_from_pem(quote.pem)
+        fmspc, pce = named.fmspc.hex().upper(), named.pce_id.hex().upper()
     check_listed("fmspc", fmspc, terms.fmspcs)
-    tcb = judge.signed_list(f"intel/tcb/{fmspc}", "tcbInfo", age_s=ages.tcb, fmspc=fmspc, id="TDX")
+    tcb = judge.signed_list(f"intel/tcb/{fmspc}", "tcbInfo", age_s=ages.tcb, fmspc=fmspc, id="TDX", pceId=pce)
     enclave = judge.signed_list("intel/qe-identity", "enclaveIdentity", age_s=ages.tcb, id="TD_QE")
     if min(tcb.evaluation, enclave.evaluation) < terms.tcb_evaluation:
         raise CheckFailedError(
@@ -73,9 +74,9 @@ def appraise_quote(
             actual=f"{min(tcb.evaluation, enclave.evaluation)}",
         )
     _check_report(quote, terms, config_ids)
-    named = judge.pack.named  # of the first, the issuers are in the quote
+    item = judge.pack.named  # of the first, the issuers are in the quote
     lists = dcap_qvl.QuoteCollateralV3(
-        enclave.pem, named("intel/root-crl"), named(judge.pck_list), *tcb[:3], *enclave[:3]
+        enclave.pem, item("intel/root-crl"), item(judge.pck_list), *tcb[:3], *enclave[:3]
     )
     root = quote.chain[2].public_bytes(Encoding.DER)
     with refused(Code.HARDWARE_TCB, "the platform"):
