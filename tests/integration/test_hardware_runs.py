@@ -13,11 +13,12 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from glasshouse.attestation.roots.collateral import EMPTY
+from glasshouse.attestation.roots.collateral import EMPTY, Item, Pack
 from glasshouse.errors import Code, ExitCode, PlatformError, VerificationError
 from glasshouse.evidence.bundle import Bundle, HardwareParts
 from glasshouse.jobs.define.hardware_file import read_hardware
 from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.kept_pack import keep_pack
 from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.references.hardware_draft import draft_of, look_at_hardware
@@ -84,7 +85,8 @@ def owner(tmp_path_factory: pytest.TempPathFactory, tpm: SoftwareTpm) -> Iterato
 
 @pytest.fixture(scope="module")
 def ended(owner: Owner) -> tuple[RunFolder, Conclusion]:
-    """A run at the level `tpm`."""
+    """A run at the level `tpm`, of an owner who fetched collateral for others too."""
+    keep_pack(Home(path=owner.shell.home), Pack(items=(Item(name="amd/crl/Milan", data=b"a list"),)))
     return owner.run("job")
 
 
@@ -115,6 +117,11 @@ def test_a_run_at_the_level_tpm_is_good_and_says_what_stands_behind_it(
     assert "assurance tpm" in page
     assert "assurance software" not in page
     assert "makers" not in page, "no maker signed the key that quoted: that it is a TPM's is the broker's word"
+    made = owner.shell.ask("artifact", folder.run_id, "-o", "artifact.json")
+    assert made.code == ExitCode.DONE, made.err
+    compared = owner.shell.ask("verify", "artifact.json", "--bundle", str(folder.receipt), "--json")
+    assert (compared.code, compared.object["assurance"]) == (ExitCode.DONE, "tpm")
+    assert "whose TPM the policy trusts" in compared.object["proves"]
 
 
 @needs_root
@@ -151,13 +158,13 @@ def test_a_bundle_whose_hardware_is_another_is_not_genuine(
         "one blob more": replace(parts, blobs=(blob, blob)),
         "another policy": replace(parts, policy=looser),
         "no policy that can be read": replace(parts, policy={"assurance": "software"}),
-        "a pack that nobody named": replace(parts, collateral=EMPTY.encode()),
+        "another pack": replace(parts, collateral=EMPTY.encode()),
     }.items():
         with pytest.raises(VerificationError) as refused:
             verify(replace(bundle, hardware=forged))
         assert refused.value.code is Code.CHAIN_EVIDENCE, name
-    lacking: list[HardwareParts | None] = [None, replace(parts, policy=None)]
-    assert [verify(replace(bundle, hardware=one)) for one in lacking] == [Status.INCOMPLETE] * 2
+    lacking: list[HardwareParts | None] = [None, replace(parts, policy=None), replace(parts, collateral=None)]
+    assert [verify(replace(bundle, hardware=one)) for one in lacking] == [Status.INCOMPLETE] * 3
 
 
 def test_a_receipt_that_lost_its_hardware_is_not_said_to_show_what_hardware_shows(

@@ -41,7 +41,7 @@ KINDS = {
             chains=("workload",),
         ),
         Kind(kind=NVIDIA, title="NVIDIA confidential computing", offered_by=("/dev/nvidia[0-9]*",), needs="lxml"),
-        Kind(kind="sev-snp", title="AMD SEV-SNP", offered_by=("/dev/sev-guest",), chains=("image", "launch")),
+        Kind(kind="sev-snp", title="AMD SEV-SNP", offered_by=("/dev/sev-guest",), chains=("launch",)),
         Kind(kind="tdx", title="Intel TDX", offered_by=("/dev/tdx_guest",), chains=("image",), needs="dcap_qvl"),
         Kind(kind="tpm", title="TPM 2.0", offered_by=("/dev/tpmrm0",), chains=("image",)),
     )
