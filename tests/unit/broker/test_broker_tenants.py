@@ -132,8 +132,8 @@ CALLS: dict[str, Callable[[dict[str, str], Owner], Asked]] = {
         {"deployment": ids["deployment"], "machines": 2, "ranks": 1},
     ),
 }
-# These name no id: they carry what its owner signed.
-SIGNED = {"PUT /v1/delegation", "POST /v1/deployments"}
+# These name no id: they carry what its owner signed, or name the owner (`test_broker_hardware.py` tries that one).
+SIGNED = {"PUT /v1/delegation", "POST /v1/deployments", "POST /v1/collateral"}
 
 
 def test_every_call_of_the_page_is_tried() -> None:
