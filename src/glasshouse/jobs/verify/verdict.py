@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from glasshouse.attestation.ear import RUNTIME
 from glasshouse.attestation.roots.levels import LEVELS
 from glasshouse.errors import Code, ExitCode, VerificationError
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import VerifiedLog
 from glasshouse.evidence.receipt import CLOCK_LEEWAY_US, Output, Work
 from glasshouse.jobs.owner.durations import format_s, utc
-from glasshouse.jobs.verify.hardware.repeated import check_appraisal
+from glasshouse.jobs.verify.hardware.repeated import appraised_words, check_appraisal
 from glasshouse.jobs.verify.receipt_chain import Chain, walk
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import key_id
@@ -225,17 +224,9 @@ class Verdict:
 
     @property
     def _hardware(self) -> tuple[tuple[str, str | None], ...]:
-        """The link of a level above `software`."""
-        ear = self.chain.ear
-        if ear is None or ear.assurance is Assurance.SOFTWARE:
+        if (ear := self.chain.ear) is None or ear.assurance is Assurance.SOFTWARE:
             return ()
-        kinds = " and ".join(sorted(ear.submodules.keys() - {RUNTIME}))
-        word = ""
-        if ear.assurance is Assurance.TPM:
-            word = f"; that its key lies in a TPM is the {'broker' if ear.tpm_activated else 'owner'}'s word"
-        elif "azure" in ear.submodules:
-            word = "; its TPM, and what runs beneath its image, are Microsoft's"
-        return (("hardware", None if "hardware" in self.chain.missing else f"{kinds}, appraised again here{word}"),)
+        return (("hardware", None if "hardware" in self.chain.missing else appraised_words(ear)),)
 
     @property
     def links(self) -> tuple[tuple[str, str | None], ...]:

@@ -17,6 +17,7 @@ from glasshouse.attestation.roots.collateral import EMPTY, Pack
 from glasshouse.attestation.roots.root_table import bound_of, check_12_hardware
 from glasshouse.errors import Code, FormatError, UsageError, VerificationError
 from glasshouse.evidence.bundle import HardwareParts
+from glasshouse.wire.policy import Assurance
 
 
 def check_appraisal(parts: HardwareParts, evidence: Evidence, ear: Ear) -> None:
@@ -73,3 +74,14 @@ def _appraised(parts: HardwareParts, evidence: Evidence, ear: Ear) -> Mapping[st
             ) from None
         why = f"hardware evidence that does not bear out the attestation result ({error.code}): {error.message}"
         raise VerificationError(Code.CHAIN_EVIDENCE, why) from None
+
+
+def appraised_words(ear: Ear) -> str:
+    """Return what was appraised again, and what of it is somebody's word, for people."""
+    kinds = " and ".join(sorted(ear.submodules.keys() - {RUNTIME}))
+    word = ""
+    if ear.assurance is Assurance.TPM:
+        word = f"; that its key lies in a TPM is the {'broker' if ear.tpm_activated else 'owner'}'s word"
+    elif "azure" in ear.submodules:
+        word = "; its TPM, and what runs beneath its image, are Microsoft's"
+    return f"{kinds}, appraised again here{word}"
