@@ -280,7 +280,7 @@ def test_a_package_that_was_tampered_with_is_not_run(shell: Shell) -> None:
 def test_tamper_and_doctor_speak_json(shell: Shell) -> None:
     stories = shell.ask("tamper", "--json")
     assert (stories.code, stories.object["held"]) == (ExitCode.DONE, True)
-    assert len(stories.object["stories"]) == 28
+    assert len(stories.object["stories"]) == 41
     findings = shell.ask("doctor", "--json").object
     assert findings["assurance"] == "software"
     assert any(finding["feature"] == "host-sees-memory" for finding in findings["findings"])

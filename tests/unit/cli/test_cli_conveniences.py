@@ -22,7 +22,7 @@ from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.results.run_logs import Named, refuse_other
 from glasshouse.jobs.supervise import control
-from glasshouse.tamper.attacks import ATTACKS, GROUP_ATTACKS, LINES
+from glasshouse.tamper.attacks import ATTACKS, GROUP_ATTACKS, HARDWARE, LINES
 from glasshouse.wire.states import State
 from simulators.owner_side import OwnersWorld
 
@@ -189,7 +189,7 @@ def test_a_time_in_which_no_job_has_room_is_refused_before_anything_is_started(
 
 
 def test_the_demo_and_the_readme_count_the_attacks_that_there_are() -> None:
-    number = str(len(ATTACKS) + len(GROUP_ATTACKS) + len(LINES))
+    number = str(len(ATTACKS) + len(GROUP_ATTACKS) + len(LINES) + len(HARDWARE))
     for path in ("examples/clinic/demo.sh", "README.md", "src/glasshouse/cli/app.py"):
         assert f"{number} attacks" in (ROOT / path).read_text(), path
 

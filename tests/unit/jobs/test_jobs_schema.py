@@ -21,7 +21,9 @@ from glasshouse.workloads import registry
 from glasshouse.workloads.job_keys import declared
 from glasshouse.workloads.registry import MODULES
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").rglob("*.toml"))
+# But for hardware policies, which are no job files.
+_TOML = sorted((Path(__file__).parents[3] / "examples").rglob("*.toml"))
+EXAMPLES = [path for path in _TOML if path.parent.name != "hardware"]
 SCRIPT = """\
 workload = "script"
 [inputs]
