@@ -61,7 +61,7 @@ def check_length(evidence: Evidence, behind: int | None) -> int:
         behind: bytes that follow it; None where it travels alone.
 
     Raises:
-        CheckFailedError: `hardware-length`. Of its signers' doing or not: whoever is on the way can cut the rest off.
+        CheckFailedError: `hardware-length`. An attacker on the way can cut the rest off: it is no word of its signers.
     """
     size = sum(blob.size for blob in evidence.hardware)
     if behind != (size or None):

@@ -52,7 +52,7 @@ _ENDED = {
 
 # Genuine is not true: the holder of the owner's key has the broker's too, and needs no machine to write a record.
 _UNATTESTED = "To its owner it shows what came from who had the launch key; to others it is the owner's word."
-# Whoever hands a receipt on can take the evidence out of it: what is left is a signature of the owner's side.
+# Evidence can be taken out of a receipt that is handed on: what is left is a signature of the owner's side.
 _NOT_APPRAISED = "Its hardware evidence was not appraised here: without it the level is the gate's word, the owner's."
 
 TOO_LONG = "the work is recorded as longer than the run lasted"

@@ -1,7 +1,7 @@
 """Reads evidence: first its envelope, then, of what is authentic and may yet be accepted, the hardware behind it.
 
 Laws: nothing is written here and no lock taken; of evidence that fails check 1 or 4 nothing but the envelope is read.
-Signed evidence with another tail, which whoever is on the way can make of it, changes nothing either.
+Signed evidence with another tail, which an attacker on the way can put there, changes nothing either.
 """
 
 from __future__ import annotations
