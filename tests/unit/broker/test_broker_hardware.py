@@ -15,10 +15,9 @@ from glasshouse.attestation.detached import MIN_FIRST_BYTES
 from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES
 from glasshouse.attestation.roots.collateral import COLLATERAL_KIND, MAX_PACK_BYTES, Item, Pack
 from glasshouse.broker.decide import key_release
-from glasshouse.broker.http import bounded, connections, endpoints, intake
-from glasshouse.broker.http.intake import Intake
+from glasshouse.broker.http import bounded, connections, endpoints, rests
 from glasshouse.broker.store.quota import Quota
-from glasshouse.errors import Code, GlasshouseError, PeerError
+from glasshouse.errors import Code, GlasshouseError
 from glasshouse.handshake.messages import Pending, ReleaseMessage, TpmKeys
 from glasshouse.tamper.stage import Actor, Owner
 from glasshouse.wire import jwt
@@ -254,23 +253,36 @@ def test_an_envelope_that_arrived_gives_way_to_nothing(
     assert answers == [200]
 
 
-def test_tails_in_flight_are_bounded_for_each_launch_each_address_and_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "REST_BYTES_OF_ADDRESS", 300)
-    monkeypatch.setattr(intake, "MOST_REST_BYTES", 500)
-    gate = Intake()
+def test_recordings_that_are_played_again_slowly_do_not_keep_the_runtime_out(
+    broker: LocalBroker, owner: Owner, shelf: Shelf
+) -> None:
+    """Someone on the way has the envelope, plays it on more connections than a launch has places, and begins anew."""
+    actor = Actor.enter(owner)
+    body = framed(evidence(actor, actor.challenge(KEYS), QUOTE), QUOTE)
+    start = head("/v1/evidence", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    host, _, port = broker.runtime_url.rpartition("//")[2].rpartition(":")
+    ended, held = threading.Event(), threading.Semaphore(0)
+
+    def replay(more: int) -> None:
+        while not ended.is_set():
+            with socket.create_connection((host, int(port)), timeout=10) as line, contextlib.suppress(OSError):
+                line.sendall(start + body[: first_of(body) + more])
+                held.release()
+                line.settimeout(1)
+                line.recv(1)
+
+    replayers = [threading.Thread(target=replay, args=(100 * one,)) for one in range(rests.RESTS_OF_LAUNCH + 2)]
+    for replayer in replayers:
+        replayer.start()
+    for _ in range(2 * len(replayers)):
+        assert held.acquire(timeout=10)
     try:
-        with gate.rest("a", of="one", size=100), gate.rest("b", of="one", size=100):
-            for address, launch, size in (("c", "one", 1), ("a", "two", 201), ("c", "two", 301)):
-                with pytest.raises(PeerError) as busy, gate.rest(address, of=launch, size=size):
-                    pass
-                assert busy.value.code is Code.BROKER_UNREACHABLE
-        for _ in range(3):
-            with gate.rest("a", of="one", size=300) as came:
-                came()
-        assert gate._shares.rank("a") == 1, "what came is not charged"
-        assert (gate._rests.total(), gate._rest_bytes.total()) == (0, 0)
+        assert post(broker, body)[0] == 200
     finally:
-        gate.close()
+        ended.set()
+        for replayer in replayers:
+            replayer.join()
+    assert owner.releases() == 1
 
 
 def test_keys_that_no_tpm_holds_get_no_challenge(broker: LocalBroker, owner: Owner, shelf: Shelf) -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import re
 import socket
+import sys
+import termios
 from typing import Any
 
 import h11
@@ -63,7 +66,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     Every answer closes its connection, so the second timer bounds slow bodies and slow readers alike. Pauses grow with
     the time that a request takes, so that it is read in some forty pieces at most however its sender parts it. Of a
-    body of two parts no byte behind the first leaves the kernel before `request.state.read_on` is called.
+    body of two parts no byte behind the first leaves the kernel before `read_on` is called.
     """
 
     room: Room
@@ -114,7 +117,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
             if first and self.cycle is not None:
                 self._length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
                 self._left, self._begin = self._length - len(self.cycle.body), bytes(self.cycle.body[:LENGTH_BYTES])
-                self.scope["state"]["read_on"] = self._open_rest
+                self.scope["state"]["rest"] = self
         # After each read: where its window is full the kernel wakes below the mark, and a rest below it would stay
         self._wake_for(min(self._readable(), PART_BYTES - len(self._part)))
         if self._at_end_of_first() and self.cycle is not None:
@@ -148,13 +151,22 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         end = None if self._is_open or len(self._begin) < LENGTH_BYTES else readable(self._begin)
         return end is not None and self._left > 0 and self._length - self._left >= end
 
-    def _open_rest(self) -> None:
+    def read_on(self) -> None:
         """Read what is behind the first part, which is authentic."""
         self._is_held, self._is_open = False, True
         if self.cycle is not None:
             self.cycle.transport = self.transport
         self._wake_for(min(self._readable(), PART_BYTES))
         self.transport.resume_reading()
+
+    def arrived(self) -> int:
+        """Return how many bytes of the second part have come, also those that the kernel has yet."""
+        unread = bytearray(4)
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            with contextlib.suppress(OSError, ValueError):  # it is closed
+                fcntl.ioctl(connection.fileno(), termios.FIONREAD, unread)
+        return self._length - self._left - (readable(self._begin) or 0) + int.from_bytes(unread, sys.byteorder)
 
     def on_response_complete(self) -> None:
         """Close it, a little later where something was not read."""

@@ -26,6 +26,7 @@ from glasshouse.attestation.detached import LENGTH_BYTES, readable
 from glasshouse.broker.decide.decisions import JSON_TYPE, ApiAnswer, Decision, Effect, Rest
 from glasshouse.broker.http.connections import address_of
 from glasshouse.broker.http.intake import Intake, Pace
+from glasshouse.broker.http.rests import BODY_TIMEOUT_S
 from glasshouse.broker.http_api import MAX_BODY_BYTES, PROBLEM_TYPE, Problem
 from glasshouse.broker.store.database import BrokerState
 from glasshouse.broker.store.database_schema import owners as enrolled
@@ -34,7 +35,6 @@ from glasshouse.errors import Code, FormatError, RefusedError, UsageError
 from glasshouse.handshake.owner_api import OwnerRequest, authenticate, check_body, check_serial
 from glasshouse.wire.crypto import key_id
 
-BODY_TIMEOUT_S = 10.0
 _LAST = select(enrolled.c.serial_us).where(enrolled.c.owner == bindparam("named"))
 _TAKE = update(enrolled).where(enrolled.c.owner == bindparam("named")).values(serial_us=bindparam("new_us"))
 _CLOSE = {"connection": "close", "cache-control": "no-store"}
@@ -199,10 +199,11 @@ def add_message_route(
             if isinstance(found, Decision):
                 return await _run(executor, found.decide)
             found.check(int(request.headers.get("content-length", "0")) - len(body))
-            with intake.rest(address, of=found.of, size=found.size) as came:
+            with intake.rests.place(request.state.rest, address=address, of=found.of, size=found.size) as place:
                 rest = await _read_rest(request)
+                place.whole()
                 decision = await intake.read(partial(found.read, rest), address=address, size=len(rest), effect=effect)
-                came()
+                place.signed()
                 return await _run(executor, decision.decide)
 
     app.add_route(path, _endpoint(work, body_bytes=body_bytes, alone_bytes=alone_bytes), methods=["POST"])
@@ -269,7 +270,7 @@ async def _read_body(request: Request, most: int, alone: int) -> bytes:
 
 async def _read_rest(request: Request) -> bytes:
     """Read what is behind the first part of a body."""
-    request.state.read_on()
+    request.state.rest.read_on()
     rest = bytearray()
     async with _in_time():
         async for chunk in request.stream():

@@ -21,7 +21,7 @@ from queue import PriorityQueue
 from typing import TypeVar
 
 from glasshouse.broker.decide.decisions import PACE_US, Decision, Effect, keep
-from glasshouse.errors import Code, PeerError
+from glasshouse.broker.http.rests import Rests, busy
 
 MOST_REQUESTS = 96
 RESERVED_REQUESTS = 32  # besides, for addresses from which something authentic came lately: heads of attested runs
@@ -31,10 +31,6 @@ SHARE = 0.05  # of the reading thread's time, for messages of one address that c
 BURST_S = 0.1
 KNOWN_FOR_S = 3600.0
 MOST_ADDRESSES = 4096
-MOST_REST_BYTES = 32 * 1024 * 1024  # behind first parts that were authentic, from when they are asked for
-REST_BYTES_OF_ADDRESS = 16 * 1024 * 1024
-RESTS_OF_LAUNCH = 2  # its runtime may have sent the same evidence again
-REST_S = 0.002  # about what reading a first part takes: charged where the rest does not come
 PACES_AHEAD = 2  # a runtime is not exact, and tries again where it was not answered
 _SIZE_STEP_BYTES = 4096
 
@@ -109,8 +105,7 @@ class Intake:
         self._shares = shares or Shares()
         self._requests = 0
         self._late: Counter[str] = Counter()
-        self._rest_bytes: Counter[str] = Counter()  # by address
-        self._rests: Counter[str] = Counter()  # by launch
+        self.rests = Rests(self._shares.charge)
         self._numbers = itertools.count()
         self._waiting: PriorityQueue[tuple[int, int, int, Callable[[], None] | None]] = PriorityQueue()
         self._thread = threading.Thread(target=self._work, name="read")
@@ -124,45 +119,13 @@ class Intake:
             PeerError: `broker-unreachable` when there are too many.
         """
         reserved = RESERVED_REQUESTS if self._shares.rank(address) == 0 else 0
-        if self._requests >= MOST_REQUESTS + reserved:
-            raise _busy()
+        if self._requests >= MOST_REQUESTS + reserved and not self.rests.make_room():
+            raise busy()
         self._requests += 1
         try:
             yield
         finally:
             self._requests -= 1
-
-    @contextmanager
-    def rest(self, address: str, *, of: str, size: int) -> Iterator[Callable[[], None]]:
-        """Keep room for what is behind a first part until it is answered; from the loop's thread only.
-
-        Args:
-            of: the launch that signed it.
-
-        Yields:
-            What is to be called when it was found to be what was signed: else its address is charged.
-
-        Raises:
-            PeerError: `broker-unreachable` when there is no room.
-        """
-        mine = self._rest_bytes[address] + size
-        if (
-            self._rests[of] >= RESTS_OF_LAUNCH
-            or mine > REST_BYTES_OF_ADDRESS
-            or self._rest_bytes.total() + size > MOST_REST_BYTES
-        ):
-            raise _busy()
-        self._rests[of] += 1
-        self._rest_bytes[address] = mine
-        came: list[bool] = []
-        try:
-            yield lambda: came.append(True)
-        finally:
-            self._rests[of] -= 1
-            self._rest_bytes[address] -= size
-            self._rests, self._rest_bytes = +self._rests, +self._rest_bytes  # drops counts of zero
-            if not came:
-                self._shares.charge(address, REST_S)
 
     async def read(
         self,
@@ -186,7 +149,7 @@ class Intake:
         late = rank == 2
         # A bound for one address keeps places for the late of others; one for all late ones, for the rest.
         if late and (self._late[address] >= LATE_OF_ADDRESS or self._late.total() >= MOST_LATE):
-            raise _busy()
+            raise busy()
         future: Future[Result] = Future()
         work = partial(self._read, future, read, address, effect)
         self._waiting.put((rank, size // _SIZE_STEP_BYTES, next(self._numbers), work))
@@ -224,7 +187,3 @@ class Intake:
     def _work(self) -> None:
         while (work := self._waiting.get()[3]) is not None:
             work()
-
-
-def _busy() -> PeerError:
-    return PeerError(Code.BROKER_UNREACHABLE, "the broker is busy; nothing was read, try again")
