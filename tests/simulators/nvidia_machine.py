@@ -356,14 +356,19 @@ def signed_manifest(
     chain: Sequence[Authority],
     *,
     version: str = "",
+    about: tuple[str, str] | None = None,
+    before: tuple[str, str] = ("", ""),
     values: Mapping[int, Sequence[bytes]] | None = None,
     edit: tuple[bytes, bytes] = (b"", b""),
 ) -> bytes:
     """Return a manifest, signed as NVIDIA signs its own.
 
     Args:
+        about: of which edition and chip it says that it is.
+        before: text of it, and what stands there when it is signed.
         edit: bytes of it, and what stands there when it has been signed.
     """
+    edition, chip = about or (("SWITCH", "LS10") if name == SWITCH_MANIFEST else ("GPU", "GH100"))
     right = values or {index: [value] for index, value in measured(name).items()}
     lines = []
     for index in range(64):
@@ -375,9 +380,10 @@ def signed_manifest(
         )
     document = (
         f'<SoftwareIdentity xmlns="{_SWID}" xmlns:ns0="{_SWID}" xmlns:ns2="http://www.w3.org/2001/04/xmlenc#sha384" '
-        f'name="GH100" tagId="{name}">\n    <ns0:Meta colloquialVersion="{version or VERSIONS[name]}"/>\n'
+        f'name="{chip}" tagId="{name}">\n    <ns0:Meta colloquialVersion="{version or VERSIONS[name]}" '
+        f'edition="{edition}" product="{chip}"/>\n'
         f"    <ns0:Payload>\n        {chr(10).join(lines)}\n    </ns0:Payload>\n</SoftwareIdentity>"
-    )
+    ).replace(*before)
     digest = hashlib.sha384(etree.tostring(etree.fromstring(document), method="c14n")).digest()
     c14n = 'Algorithm="http://www.w3.org/2006/12/xml-c14n11"'
     info = (

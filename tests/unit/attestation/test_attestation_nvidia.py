@@ -282,6 +282,37 @@ def test_a_manifest_by_another_signer_or_of_another_version_is_refused(machine: 
     refused(machine, Code.COLLATERAL_INVALID, pack=with_manifest(machine, DRIVER_MANIFEST, data))
 
 
+@pytest.mark.parametrize("about", [("GPU", "GB100"), ("SWITCH", "GH100")], ids=["chip", "edition"])
+def test_a_manifest_of_another_product_with_this_version_is_refused(
+    machine: NvidiaMachine, about: tuple[str, str]
+) -> None:
+    """NVIDIA signs no name into it: one of another chip's firmware could lie in a pack under this one's."""
+    data = signed_manifest(DRIVER_MANIFEST, machine.signing_chain, about=about)
+    found = refused(machine, Code.COLLATERAL_INVALID, pack=with_manifest(machine, DRIVER_MANIFEST, data))
+    assert found.actual.startswith(", ".join(about))
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        (' name="GH100"', ' name="GB100"'),
+        ('index="8"', 'index="7"'),
+        ('index="8"', 'index="08"'),
+        ('index="7" active="True"', 'index="7" active="true"'),
+        ('size="48"', 'size="32"'),
+        ('alternatives="1"', 'alternatives="0"'),
+        ('alternatives="1"', 'alternatives="2"'),
+        ("ns0:Resource", "ns0:File"),
+        ("</ns0:Payload>", "</ns0:Payload><ns0:Payload/>"),
+    ],
+    ids=str,
+)
+def test_a_manifest_of_another_form_is_refused(machine: NvidiaMachine, before: tuple[str, str]) -> None:
+    """As a careless signer, or one of another format, might have signed it."""
+    data = signed_manifest(DRIVER_MANIFEST, machine.signing_chain, before=before)
+    refused(machine, Code.COLLATERAL_INVALID, pack=with_manifest(machine, DRIVER_MANIFEST, data))
+
+
 def test_a_manifest_whose_signer_has_ended_or_is_held_is_refused(machine: NvidiaMachine) -> None:
     past = machine.made_signer(until=NOW - timedelta(days=1))
     data = signed_manifest(DRIVER_MANIFEST, [past, *machine.signing_chain[1:]])

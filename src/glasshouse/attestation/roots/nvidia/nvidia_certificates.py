@@ -10,18 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from hashlib import sha384
 from itertools import pairwise
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA384, Hash
+from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import ocsp
 from cryptography.x509.oid import ExtendedKeyUsageOID, SignatureAlgorithmOID
 
-from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.collateral import Pack, check_current
+from glasshouse.attestation.roots.refusing import refusal, refused, require
+from glasshouse.attestation.roots.x509_errors import X509_ERRORS
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.crypto import sha256
 
@@ -34,11 +35,6 @@ _ECDSA_SHA384 = bytes.fromhex("300a06082a8648ce3d040303")
 _UNDERSTOOD = (x509.BasicConstraints, x509.ExtendedKeyUsage, x509.KeyUsage)
 _NO_AUTHORITY = x509.BasicConstraints(ca=False, path_length=None)
 _LAST_US = 2**53 - 1
-# What the library raises of certificates and answers that are none, each its own.
-_UNUSABLE = (
-    *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature),
-    *(x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +43,9 @@ class NvidiaCertificate:
 
     parsed: x509.Certificate
     key: ec.EllipticCurvePublicKey  # on P-384
-    begin_us: int
-    end_us: int  # exclusive
     basic: x509.BasicConstraints
     usage: x509.KeyUsage
-    purposes: tuple[x509.ObjectIdentifier, ...]
+    purposes: Sequence[x509.ObjectIdentifier]
 
     @property
     def signs(self) -> bool:
@@ -67,64 +61,59 @@ def read_certificate(der: bytes) -> NvidiaCertificate:
         key, extensions = parsed.public_key(), list(parsed.extensions)
         # No signature covers the end, of which the library takes a second form: bits that are said not to be used.
         end = _ECDSA_SHA384 + bytes([3, len(parsed.signature) + 1, 0]) + parsed.signature
-        if not der.endswith(parsed.tbs_certificate_bytes + end):
-            raise FormatError(Code.SCHEMA, "a certificate that was not signed with SHA-384, or has another end")
-        found = {type(each.value): each.value for each in extensions}
-        usage, basic = found.get(x509.KeyUsage), found.get(x509.BasicConstraints, _NO_AUTHORITY)
-        if any(each.critical and type(each.value) not in _UNDERSTOOD for each in extensions):
-            raise FormatError(Code.SCHEMA, "a certificate with what is critical and unknown")
-        if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1" or usage is None:
-            raise FormatError(Code.SCHEMA, "a certificate of a key on another curve, or that does not say what for")
-        dates = _us(parsed.not_valid_before_utc), _us(parsed.not_valid_after_utc)
-    except _UNUSABLE as error:
+        has_end = der.endswith(parsed.tbs_certificate_bytes + end)
+    except X509_ERRORS as error:
         raise FormatError(Code.SCHEMA, f"no certificate: {error}") from None
-    return NvidiaCertificate(
-        parsed=parsed,
-        key=key,
-        begin_us=dates[0],
-        end_us=dates[1],
-        basic=basic,
-        usage=usage,
-        purposes=tuple(found.get(x509.ExtendedKeyUsage, ())),
-    )
+    require(has_end, "a certificate that was not signed with SHA-384, or has another end")
+    found = {type(each.value): each.value for each in extensions}
+    usage, basic = found.get(x509.KeyUsage), found.get(x509.BasicConstraints, _NO_AUTHORITY)
+    unknown = [each for each in extensions if each.critical and type(each.value) not in _UNDERSTOOD]
+    require(not unknown, "a certificate with what is critical and unknown")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1" or usage is None:
+        raise FormatError(Code.SCHEMA, "a certificate of a key on another curve, or that does not say what for")
+    purposes = tuple(found.get(x509.ExtendedKeyUsage, ()))
+    return NvidiaCertificate(parsed=parsed, key=key, basic=basic, usage=usage, purposes=purposes)
 
 
 @lru_cache(maxsize=1024)
 def _check_issued(der: bytes, issuer_der: bytes, below: int) -> None:
     certificate, issuer = read_certificate(der), read_certificate(issuer_der)
     length = issuer.basic.path_length
-    if not (issuer.basic.ca and issuer.usage.key_cert_sign) or (length is not None and length < below):
-        raise FormatError(Code.SCHEMA, "a certificate by what may not issue it")
+    may_issue = issuer.basic.ca and issuer.usage.key_cert_sign and (length is None or length >= below)
+    require(may_issue, "a certificate by what may not issue it")
     try:
         certificate.parsed.verify_directly_issued_by(issuer.parsed)
-    except _UNUSABLE:
+    except X509_ERRORS:
         raise FormatError(Code.SCHEMA, "a certificate that the next one did not issue") from None
 
 
-def check_chain(chain: Sequence[bytes], root_sha256: bytes) -> None:
+def check_chain(chain: Sequence[bytes], root_sha256: bytes) -> NvidiaCertificate:
     """A chain leads to this root, and its first key signs what is no certificate.
 
     Args:
         chain: DER, from the end to the root.
 
+    Returns:
+        The first, of that key.
+
     Raises:
         FormatError: whatever does not hold; dates are another question.
     """
-    if sha256(chain[-1]) != root_sha256:
-        raise FormatError(Code.SCHEMA, "a chain to another root")
+    require(sha256(chain[-1]) == root_sha256, "a chain to another root")
     for below, (child, parent) in enumerate(pairwise(chain)):
         _check_issued(child, parent, below)
     leaf = read_certificate(chain[0])
-    if not leaf.signs or leaf.purposes:
-        raise FormatError(Code.SCHEMA, "a certificate for another use than to sign")
+    require(leaf.signs and not leaf.purposes, "a certificate for another use than to sign")
+    return leaf
 
 
 def check_dates(chain: Sequence[bytes], now_us: int, code: Code, what: str) -> int:
     """All certificates are valid now; return when the first ends, exclusive; raises `CheckFailedError`."""
-    read = [read_certificate(der) for der in chain]
-    begin_us, end_us = max(each.begin_us for each in read), min(each.end_us for each in read)
+    parsed = [read_certificate(der).parsed for der in chain]
+    begin_us = max(_us(each.not_valid_before_utc) for each in parsed)
+    end_us = min(_us(each.not_valid_after_utc) for each in parsed)
     if not begin_us <= now_us < end_us:
-        raise CheckFailedError("12", code, f"{what}: a certificate that is not of this time")
+        raise refusal(code, f"{what}: a certificate that is not of this time")
     return end_us
 
 
@@ -139,15 +128,13 @@ def check_good(der: bytes, issuer_der: bytes, *, pack: Pack, now_us: int, max_ag
     """
     name = ocsp_name(der)
     data = pack.named(name)
-    try:
+    with refused(Code.COLLATERAL_INVALID, name):
         status, begin_us, end_us, responder = _answer(data, der, issuer_der)
-    except FormatError as error:
-        raise CheckFailedError("12", Code.COLLATERAL_INVALID, f"{name}: {error.message}") from None
     check_current(name, issued_us=begin_us, expires_us=end_us, now_us=now_us, max_age_s=max_age_s)
     until_us = check_dates([responder], now_us, Code.COLLATERAL_EXPIRED, name)
     if status is not ocsp.OCSPCertStatus.GOOD:
         message = f"{name}: NVIDIA does not call this certificate good"
-        raise CheckFailedError("12", Code.HARDWARE_REVOKED, message, expected="good", actual=status.name.lower())
+        raise refusal(Code.HARDWARE_REVOKED, message, "good", status.name.lower())
     return min(until_us, end_us, begin_us + max_age_s * 1_000_000)
 
 
@@ -158,29 +145,33 @@ def ocsp_name(der: bytes) -> str:
 
 @lru_cache(maxsize=512)
 def _answer(data: bytes, der: bytes, issuer_der: bytes) -> tuple[ocsp.OCSPCertStatus, int, int, bytes]:
-    """Return what the answer says, from when to when, and its responder's certificate; raises `FormatError`."""
-    issuer, digests = read_certificate(issuer_der), (Hash(SHA384()), Hash(SHA384()))
-    try:
-        response = ocsp.load_der_ocsp_response(data)
-        (responder_der,) = (each.public_bytes(Encoding.DER) for each in response.certificates)
-        # The certificate's own issuer let the responder answer, and that signed this (RFC 6960, 4.2.2.2).
-        responder = read_certificate(responder_der)
-        _check_issued(responder_der, issuer_der, 0)
-        responder.key.verify(response.signature, response.tbs_response_bytes, ec.ECDSA(SHA384()))
-        digests[0].update(issuer.parsed.subject.public_bytes())
-        digests[1].update(issuer.key.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint))
-        asked = (*(each.finalize() for each in digests), read_certificate(der).parsed.serial_number)
-        named = response.issuer_name_hash, response.issuer_key_hash, response.serial_number
-        if not responder.signs or ExtendedKeyUsageOID.OCSP_SIGNING not in responder.purposes or named != asked:
-            raise FormatError(Code.SCHEMA, "an answer about another certificate, or by who may not answer")
-        is_formed = response.signature_algorithm_oid == SignatureAlgorithmOID.ECDSA_WITH_SHA384
-        is_formed &= response.response_status is ocsp.OCSPResponseStatus.SUCCESSFUL
-        if any(each.critical for each in response.extensions) or response.next_update_utc is None or not is_formed:
-            raise FormatError(Code.SCHEMA, "an answer of another form")
-        dates = _us(response.this_update_utc), _us(response.next_update_utc)
-        return response.certificate_status, *dates, responder_der
-    except _UNUSABLE as error:
-        raise FormatError(Code.SCHEMA, f"no answer of OCSP: {error}") from None
+    """Return what the answer says, from when to when, and its responder's certificate.
+
+    Raises:
+        FormatError: what does not hold, and whatever `cryptography` raises.
+    """
+    response, issuer = ocsp.load_der_ocsp_response(data), read_certificate(issuer_der)
+    is_successful = response.response_status is ocsp.OCSPResponseStatus.SUCCESSFUL
+    require(is_successful and len(response.certificates) == 1, "no answer, or one by other than one responder")
+    # The certificate's own issuer let the responder answer, and that signed this (RFC 6960, 4.2.2.2).
+    responder_der = response.certificates[0].public_bytes(Encoding.DER)
+    responder = read_certificate(responder_der)
+    _check_issued(responder_der, issuer_der, 0)
+    may_answer = responder.signs and ExtendedKeyUsageOID.OCSP_SIGNING in responder.purposes
+    require(may_answer, "an answer by who may not answer")
+    responder.key.verify(response.signature, response.tbs_response_bytes, ec.ECDSA(SHA384()))
+    point = issuer.key.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+    digests = (sha384(each).digest() for each in (issuer.parsed.subject.public_bytes(), point))
+    asked = *digests, read_certificate(der).parsed.serial_number
+    named = response.issuer_name_hash, response.issuer_key_hash, response.serial_number
+    require(named == asked, "an answer about another certificate")
+    # The algorithm's name is signed by nothing, and what is critical narrows what is said.
+    is_formed = response.signature_algorithm_oid == SignatureAlgorithmOID.ECDSA_WITH_SHA384
+    require(is_formed and not any(each.critical for each in response.extensions), "an answer of another form")
+    begin, end = response.this_update_utc, response.next_update_utc
+    if end is None:
+        raise FormatError(Code.SCHEMA, "an answer without an end")
+    return response.certificate_status, _us(begin), _us(end), responder_der
 
 
 def _us(moment: datetime) -> int:

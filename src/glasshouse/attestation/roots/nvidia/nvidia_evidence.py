@@ -6,30 +6,23 @@ Source: spec/hardware-evidence.md, section 7.5, whose checks have these numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import pairwise
 
 from cryptography import x509
 
-from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.appraised import CHAINED_VECTOR, Appraised
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
+from glasshouse.attestation.roots.nvidia import nvidia_certificates as certificates
 from glasshouse.attestation.roots.nvidia.nvidia_blob import GpuMode, NvidiaBlob
-from glasshouse.attestation.roots.nvidia.nvidia_certificates import (
-    DEVICE_ROOT_SHA256,
-    MANIFEST_ROOT_SHA256,
-    check_chain,
-    check_dates,
-    check_good,
-    read_certificate,
-)
 from glasshouse.attestation.roots.nvidia.nvidia_policy import NvidiaPolicy
 from glasshouse.attestation.roots.nvidia.reference_manifest import ReferenceManifest, manifest_of
 from glasshouse.attestation.roots.nvidia.spdm_report import SIGNATURE_BYTES, SWITCH_CHIP, SpdmReport, is_signed
+from glasshouse.attestation.roots.refusing import refusal, refused, require
 from glasshouse.errors import Code, FormatError
 
 _FWID_OIDS = ("2.23.133.5.4.1", "2.23.133.5.4.1.1")  # of Hopper and switches, of Blackwell
@@ -45,20 +38,20 @@ class Judging:
     now_us: int
     collateral: Pack
     policy: HardwarePolicy
-    device_root_sha256: bytes = DEVICE_ROOT_SHA256
-    manifest_root_sha256: bytes = MANIFEST_ROOT_SHA256
+    device_root_sha256: bytes = certificates.DEVICE_ROOT_SHA256
+    manifest_root_sha256: bytes = certificates.MANIFEST_ROOT_SHA256
 
     @property
     def terms(self) -> NvidiaPolicy:
         """The policy's object of this kind."""
         if self.policy.nvidia is None:
-            raise _refusal(Code.CHAIN_MISSING, "the policy names no nvidia")
+            raise refusal(Code.CHAIN_MISSING, "the policy names no nvidia")
         return self.policy.nvidia
 
     def asked(self, chain: Sequence[bytes]) -> list[int]:
         """Ask about each certificate but the root; return when the answers end."""
         ages = {"pack": self.collateral, "now_us": self.now_us, "max_age_s": self.policy.collateral.ocsp}
-        return [check_good(child, parent, **ages) for child, parent in pairwise(chain)]  # type: ignore[arg-type]
+        return [certificates.check_good(child, parent, **ages) for child, parent in pairwise(chain)]  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +62,7 @@ class Device:
     pdi: bytes  # the number that is burnt into it, by its certificate
     report: SpdmReport
     mode: GpuMode
-    manifests: tuple[tuple[str, str], ...]  # names and versions of its driver and firmware
+    manifests: dict[str, tuple[str, str, str]]  # of its driver and firmware, and what each is of
     connected: frozenset[bytes]  # numbers of what is connected with it
     end_us: int
 
@@ -92,7 +85,7 @@ def appraise_by(blob: bytes, bound: Bound, judging: Judging) -> Appraised:
         not_after_us=end_us,
         claims={
             "gpus": [gpu.pdi.hex() for gpu in gpus],
-            "manifests": sorted({name for device in devices for name, _ in device.manifests}),
+            "manifests": sorted({name for device in devices for name in device.manifests}),
             "mode": str(evidence.mode),
             "switches": [switch.pdi.hex() for switch in switches],
         },
@@ -101,18 +94,18 @@ def appraise_by(blob: bytes, bound: Bound, judging: Judging) -> Appraised:
 
 def read_blob(blob: bytes, bound: Bound, terms: NvidiaPolicy) -> NvidiaBlob:
     """Checks 1 to 3."""
-    with _refused(Code.HARDWARE_MALFORMED, "the blob nvidia"):
+    with refused(Code.HARDWARE_MALFORMED, "the blob nvidia"):
         evidence = NvidiaBlob.parse(blob)
     wanted = (terms.gpus, terms.gpus, terms.switches)
     found = (len(evidence.gpus), len(bound.gpus), len(evidence.switches))
     if wanted != found:
         counts = ("{} GPUs, {} of them in the claims, {} switches".format(*each) for each in (wanted, found))
-        raise _refusal(Code.GPU_COUNT, "evidence of another number of devices", *counts)
+        raise refusal(Code.GPU_COUNT, "evidence of another number of devices", *counts)
     if evidence.devtools:
-        raise _refusal(Code.HARDWARE_DEBUG, "the driver is in the mode for developer tools, which protects nothing")
-    if evidence.mode is GpuMode.OFF or (evidence.mode is GpuMode.PPCIE) != bool(terms.switches):
-        modes = "ppcie" if terms.switches else "spt or mpt"
-        raise _refusal(Code.GPU_MODE, "the driver protects the GPUs in another mode", modes, evidence.mode)
+        raise refusal(Code.HARDWARE_DEBUG, "the driver is in the mode for developer tools, which protects nothing")
+    modes = [GpuMode.PPCIE] if terms.switches else [GpuMode.SPT, GpuMode.MPT]
+    if evidence.mode not in modes:
+        raise refusal(Code.GPU_MODE, "the driver protects the GPUs in another mode", modes, evidence.mode)
     return evidence
 
 
@@ -125,33 +118,33 @@ def check_devices(evidence: NvidiaBlob, bound: Bound, judging: Judging) -> list[
         chain = [evidence.certificates[one] for one in each.chain]
         device = _device(place, is_switch, chain, each.report, judging)
         if device.pdi in {other.pdi for other in devices}:
-            raise _refusal(Code.GPU_COUNT, f"{place} is there twice", "each once", device.pdi.hex())
+            raise refusal(Code.GPU_COUNT, f"{place} is there twice", "each once", device.pdi)
         if device.mode is not evidence.mode:
             message = f"{place} is in another mode than the driver says"
-            raise _refusal(Code.GPU_MODE, message, evidence.mode, device.mode)
+            raise refusal(Code.GPU_MODE, message, evidence.mode, device.mode)
         if not is_switch and any(claimed.driver != device.report.driver for claimed in bound.gpus):
-            raise _refusal(Code.GPU_IDENTITY, f"{place} has another driver than the claims say")
+            raise refusal(Code.GPU_IDENTITY, f"{place} has another driver than the claims say")
         devices.append(device)
     return devices
 
 
 def _device(place: str, is_switch: bool, chain: Sequence[bytes], data: bytes, judging: Judging) -> Device:
-    with _refused(Code.HARDWARE_CERTIFICATE, place):
-        check_chain(chain, judging.device_root_sha256)
-    end_us = check_dates(chain, judging.now_us, Code.HARDWARE_CERTIFICATE, place)
+    with refused(Code.HARDWARE_CERTIFICATE, place):
+        leaf = certificates.check_chain(chain, judging.device_root_sha256)
+    end_us = certificates.check_dates(chain, judging.now_us, Code.HARDWARE_CERTIFICATE, place)
     ends = judging.asked(chain[1 if judging.terms.device_ocsp else 2 :])
-    leaf = read_certificate(chain[0])
     if not is_signed(data[:-SIGNATURE_BYTES], leaf.key, data[-SIGNATURE_BYTES:]):
-        raise _refusal(Code.HARDWARE_SIGNATURE, f"{place}: a report that its key did not sign")
-    with _refused(Code.HARDWARE_MALFORMED, place):
+        raise refusal(Code.HARDWARE_SIGNATURE, f"{place}: a report that its key did not sign")
+    with refused(Code.HARDWARE_MALFORMED, place):
         report = SpdmReport.parse(data)
-    with _refused(Code.GPU_IDENTITY, place):
-        chip, pdi = _identity(read_certificate(chain[1]).parsed)
-        if (chip == SWITCH_CHIP) != is_switch or (is_switch and report.pdi != pdi):
-            raise FormatError(Code.SCHEMA, "a report of another device than its certificate's")
-        if report.fwid != _fwid(leaf.parsed) and not (is_switch and not report.fwid):  # a switch does not say
-            raise FormatError(Code.SCHEMA, "other firmware than its certificate's")
-    with _refused(Code.HARDWARE_MALFORMED, place):
+    with refused(Code.GPU_IDENTITY, place):
+        chip, pdi = _identity(certificates.read_certificate(chain[1]).parsed)
+        is_its = (chip == SWITCH_CHIP) is is_switch and not (is_switch and report.pdi != pdi)
+        require(is_its, "a report of another device than its certificate's")
+        # A switch does not say which firmware it has.
+        is_its = report.fwid == _fwid(leaf.parsed) or (is_switch and not report.fwid)
+        require(is_its, "other firmware than its certificate's")
+    with refused(Code.HARDWARE_MALFORMED, place):
         return Device(
             place=place,
             pdi=pdi,
@@ -165,14 +158,16 @@ def _device(place: str, is_switch: bool, chain: Sequence[bytes], data: bytes, ju
 
 def check_manifests(devices: Sequence[Device], judging: Judging) -> int:
     """Check 10; return when the first of what it rests on ends."""
-    read: dict[str, tuple[ReferenceManifest, int]] = {}
+    read = cache(partial(_manifest, judging))
+    ends: list[int] = []
     for device in devices:
         right: dict[int, frozenset[bytes]] = {}
-        for name, version in device.manifests:
-            manifest, _ = read[name] = read.get(name) or _manifest(name, version, judging)
+        for name, about in device.manifests.items():
+            manifest, end_us = read(name, about)
             if right.keys() & manifest.active.keys():
-                raise _refusal(Code.GPU_MANIFEST, f"{device.place}: two manifests of one measurement", "", name)
+                raise refusal(Code.GPU_MANIFEST, f"{device.place}: two manifests of one measurement", "", name)
             right |= manifest.active
+            ends.append(end_us)
         blocks = device.report.blocks
         wrong = {index for index, values in right.items() if blocks.get(index) not in values}
         # What is zero was not measured.
@@ -180,20 +175,21 @@ def check_manifests(devices: Sequence[Device], judging: Judging) -> int:
         if wrong or not right:
             indices = ", ".join(map(str, sorted(wrong))) or "all"
             message = f"{device.place}: measurements that NVIDIA's manifests do not have: {indices}"
-            raise _refusal(Code.GPU_MEASUREMENT, message)
-    return min(end_us for _, end_us in read.values())
+            raise refusal(Code.GPU_MEASUREMENT, message)
+    return min(ends)
 
 
-def _manifest(name: str, version: str, judging: Judging) -> tuple[ReferenceManifest, int]:
+def _manifest(judging: Judging, name: str, about: tuple[str, str, str]) -> tuple[ReferenceManifest, int]:
     if name not in judging.terms.manifests:
-        known = ", ".join(judging.terms.manifests)
-        raise _refusal(Code.GPU_MANIFEST, "a driver or firmware that the policy does not name", known, name)
+        known = judging.terms.manifests
+        raise refusal(Code.GPU_MANIFEST, "a driver or firmware that the policy does not name", known, name)
     item = f"nvidia/rim/{name}"
-    with _refused(Code.COLLATERAL_INVALID, item):
+    with refused(Code.COLLATERAL_INVALID, item):
         found = manifest_of(judging.collateral.named(item), judging.manifest_root_sha256)
-    if found.version.upper() != version.upper():
-        raise _refusal(Code.COLLATERAL_INVALID, f"{item}: a manifest of another version", version, found.version)
-    end_us = check_dates(found.chain, judging.now_us, Code.COLLATERAL_EXPIRED, item)
+    if found.about != about:  # a manifest does not have its own name: another's could be in its place
+        message = f"{item}: a manifest of another product or version"
+        raise refusal(Code.COLLATERAL_INVALID, message, about, found.about)
+    end_us = certificates.check_dates(found.chain, judging.now_us, Code.COLLATERAL_EXPIRED, item)
     return found, min(end_us, *judging.asked(found.chain))
 
 
@@ -203,16 +199,16 @@ def check_topology(gpus: Sequence[Device], switches: Sequence[Device]) -> None:
         wanted = {other.pdi for other in others}
         for one in ones:
             if one.connected != wanted:
-                numbers = (", ".join(sorted(each.hex() for each in side)) for side in (wanted, one.connected))
-                raise _refusal(Code.GPU_TOPOLOGY, f"{one.place} is connected with devices without evidence", *numbers)
+                message = f"{one.place} is connected with devices without evidence"
+                raise refusal(Code.GPU_TOPOLOGY, message, sorted(wanted), sorted(one.connected))
 
 
 def check_bound(devices: Sequence[Device], bound: Bound) -> None:
     """Check 12."""
     for device in devices:
         if device.report.nonce != bound.gpu_nonce:
-            nonces = bound.gpu_nonce.hex(), device.report.nonce.hex()
-            raise _refusal(Code.HARDWARE_BINDING, f"{device.place}: of another run, challenge or key", *nonces)
+            message = f"{device.place}: of another run, challenge or key"
+            raise refusal(Code.HARDWARE_BINDING, message, bound.gpu_nonce, device.report.nonce)
 
 
 def _identity(device: x509.Certificate) -> tuple[str, bytes]:
@@ -232,15 +228,3 @@ def _fwid(leaf: x509.Certificate) -> bytes | None:
             found = _FWID.search(each.value.value)
             return found[1] if found else None
     return None
-
-
-@contextmanager
-def _refused(code: Code, what: str) -> Iterator[None]:
-    try:
-        yield
-    except FormatError as error:
-        raise _refusal(code, f"{what}: {error.message}") from None
-
-
-def _refusal(code: Code, message: str, expected: str = "", actual: str = "") -> CheckFailedError:
-    return CheckFailedError("12", code, message, expected=expected, actual=actual)

@@ -17,8 +17,9 @@ from functools import lru_cache
 
 from lxml import etree
 
-from glasshouse.attestation.roots.nvidia.nvidia_certificates import check_chain, read_certificate
+from glasshouse.attestation.roots.nvidia.nvidia_certificates import check_chain
 from glasshouse.attestation.roots.nvidia.spdm_report import is_signed
+from glasshouse.attestation.roots.refusing import require
 from glasshouse.errors import Code, FormatError
 
 MAX_MANIFEST_BYTES = 256 * 1024
@@ -49,7 +50,7 @@ _VALUE = re.compile(r"[0-9a-fA-F]{96}")
 class ReferenceManifest:
     """A manifest whose signature held."""
 
-    version: str  # of the driver or firmware
+    about: tuple[str, str, str]  # GPU or SWITCH, its chip, and the version of the driver or firmware
     active: Mapping[int, frozenset[bytes]]  # by index, the values that are right
     chain: tuple[bytes, ...]  # of its signer, DER, with the root
 
@@ -64,34 +65,31 @@ def manifest_of(data: bytes, root_sha256: bytes) -> ReferenceManifest:
     Raises:
         FormatError: whatever does not hold.
     """
-    if len(data) > MAX_MANIFEST_BYTES or _REFUSED.search(data):
-        raise _wrong("of another form than NVIDIA's")
+    is_plain = len(data) <= MAX_MANIFEST_BYTES and not _REFUSED.search(data)
+    require(is_plain, "a manifest of another form than NVIDIA's")
     try:
         parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
         document = etree.fromstring(data, parser)
         # The last child, with nothing behind it: taking it out leaves all other text as it is.
         signature = document[-1] if len(document) else document
-        if (
-            [each.tag for each in signature] != _SIGNATURE
-            or signature.tail
-            or document.tag != f"{_SWID}SoftwareIdentity"
-        ):
-            raise _wrong("that is not signed as a whole")
+        is_whole = document.tag == _DOCUMENT and not signature.tail
+        require(is_whole and [each.tag for each in signature] == _SIGNATURE, "a manifest not signed as a whole")
         info, value, keys = signature
-        if [(each.tag, dict(each.attrib)) for each in info.iter()] != _SIGNED_INFO:
-            raise _wrong("that is signed by other methods")
+        methods = [(each.tag, dict(each.attrib)) for each in info.iter()]
+        require(methods == _SIGNED_INFO, "a manifest that is signed by other methods")
         digest, signed, raw = _base64(info[-1][-1]), _canonical(_alone(info)), _base64(value)
         chain = tuple(_base64(each) for each in keys.iter(f"{_DS}X509Certificate"))
         document.remove(signature)  # with it go the namespaces that it inherits
-        if not chain or digest != hashlib.sha384(_canonical(document)).digest():
-            raise _wrong("that was changed")
-        check_chain(chain, root_sha256)
-        if not is_signed(signed, read_certificate(chain[0]).key, raw):
-            raise _wrong("that its certificate's key did not sign")
+        is_same = digest == hashlib.sha384(_canonical(document)).digest()
+        require(bool(chain) and is_same, "a manifest that was changed")
+        key = check_chain(chain, root_sha256).key
+        require(is_signed(signed, key, raw), "a manifest that its certificate's key did not sign")
         (meta,), (payload,) = (document.findall(f"{_SWID}{name}") for name in ("Meta", "Payload"))
-        return ReferenceManifest(version=meta.get("colloquialVersion", ""), active=_active(payload), chain=chain)
+        edition, product, version = (meta.get(name, "") for name in ("edition", "product", "colloquialVersion"))
+        require(document.get("name") == product, "a manifest of two products")
+        return ReferenceManifest(about=(edition, product, version.upper()), active=_active(payload), chain=chain)
     except (etree.LxmlError, ValueError) as error:
-        raise _wrong(f"that cannot be read: {error}") from None
+        raise FormatError(Code.SCHEMA, f"a manifest that cannot be read: {error}") from None
 
 
 def _alone(element: etree._Element) -> etree._Element:
@@ -113,18 +111,14 @@ def _active(payload: etree._Element) -> dict[int, frozenset[bytes]]:
     for each in payload:
         index, count = (_NUMBER.fullmatch(each.get(name, "")) for name in ("index", "alternatives"))
         if each.tag != f"{_SWID}Resource" or index is None or count is None or int(index[0]) in found:
-            raise _wrong("with a measurement of another form, or two of one index")
+            raise FormatError(Code.SCHEMA, "a measurement of another form, or two of one index")
         values = [each.get(f"{_HASH}{number}", "") for number in range(int(count[0]))]
         state = {"True": True, "False": False}.get(each.get("active"))
-        if not values or not all(map(_VALUE.fullmatch, values)) or each.get("size") != "48" or state is None:
-            raise _wrong("with a measurement without its values")
+        has_values = bool(values) and all(map(_VALUE.fullmatch, values)) and each.get("size") == "48"
+        require(has_values and state is not None, "a measurement without its values")
         found[int(index[0])] = frozenset(map(bytes.fromhex, values)) if state else None
     return {index: values for index, values in found.items() if values is not None}
 
 
 def _base64(element: etree._Element) -> bytes:
     return binascii.a2b_base64(element.text or "")
-
-
-def _wrong(what: str) -> FormatError:
-    return FormatError(Code.SCHEMA, f"a manifest {what}")
