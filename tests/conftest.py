@@ -45,8 +45,8 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "integration" in item.path.parts:
-            item.add_marker(pytest.mark.integration)
+        for kind in {"integration", "long"}.intersection(item.path.parts):
+            item.add_marker(kind)
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if processes > 1 and any("integration" in item.path.parts for item in items):
         items[:] = _runs_first(items, processes)

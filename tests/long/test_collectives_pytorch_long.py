@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tools import pytorch_suite
 from tools.sealed_ranks import in_ranks
-
-pytestmark = pytest.mark.long
 
 LEAST_PASSED = 90
 

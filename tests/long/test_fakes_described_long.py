@@ -7,14 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from simulators.api_description import described, needs_description
 from simulators.fake_runpod import fake_runpod
 from simulators.fake_vast import CALLS, fake_vast
 from simulators.vast_market import Paper, Time
-
-pytestmark = pytest.mark.long
 
 RUNPOD = "runpod-rest-v2.openapi.json"
 _NAMED = '[[operations]]\ninclude-operation-id = "{}"\nparameters = {{ id = "{}"{} }}\n'

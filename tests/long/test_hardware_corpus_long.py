@@ -20,7 +20,7 @@ from tools.hardware_cases import HardwareCase, hardware_cases
 from tools.software_tpm import BOOT_LOG
 
 # An altered certificate whose number is not positive is read, with a warning, and is not signed.
-pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:Parsed a serial number")]
+pytestmark = pytest.mark.filterwarnings("ignore:Parsed a serial number")
 
 SECONDS = float(os.environ.get("GLASSHOUSE_CORPUS_S", "600"))
 _HANG_S = 60  # for what takes milliseconds

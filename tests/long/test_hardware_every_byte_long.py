@@ -7,7 +7,7 @@ import pytest
 from tools.hardware_cases import HardwareCase, accepted_alterations, hardware_cases
 
 # An altered certificate whose number is not positive is read, with a warning, and is not signed.
-pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:Parsed a serial number")]
+pytestmark = pytest.mark.filterwarnings("ignore:Parsed a serial number")
 
 
 @pytest.mark.parametrize("case", [case for case in hardware_cases() if case.every_byte], ids=lambda case: case.name)

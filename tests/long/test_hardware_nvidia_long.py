@@ -15,7 +15,6 @@ from simulators.nvidia_machine import DRIVER_MANIFEST, NvidiaMachine, accepted_f
 from tools.corpus import altered
 
 pytestmark = [
-    pytest.mark.long,
     # The library's word about certificates that have a negative number; it is none of ours.
     pytest.mark.filterwarnings("ignore:Parsed a serial number"),
 ]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simulators.checkpoint_agent import CheckpointAgent, Line
-from simulators.lora_legs import BY_EPOCHS, JOB, PACKED, RECORDS, leg, log_of, stopped_and_gone_on
+from simulators.lora_legs import BY_EPOCHS, JOB, PACKED, leg, leg_of_two_ranks, log_of, stopped_and_gone_on
 from simulators.trainer_script import TRAIN
 from tools.line_in_memory import LineInMemory
 
@@ -58,23 +57,11 @@ def test_a_job_lost_after_each_of_its_steps_goes_on_to_the_same_adapter(tmp_path
 
 
 def test_two_ranks_go_on_from_each_of_their_checkpoints(tmp_path: Path) -> None:
-    job, files = {name: value for name, value in JOB.items() if name != "seed"}, {"train.jsonl": RECORDS}
-    with CheckpointAgent(Line(ranks=2), "lora", job, files, tmp_path / "alone", ranks=2) as agent:
-        agent.permit = lambda **_: None  # type: ignore[method-assign]
-        alone = agent.run()
-    assert alone.exit_code == 0, alone.log
-    line = Line(ranks=2)
-    with CheckpointAgent(line, "lora", job, files, tmp_path / "saved", ranks=2) as agent:
-        ended = agent.run()
-    assert ended.one("finished")["digests"] == alone.one("finished")["digests"], ended.log
+    alone, line = leg_of_two_ranks(tmp_path / "alone", Line(ranks=2)), Line(ranks=2)
+    assert leg_of_two_ranks(tmp_path / "saved", line, saving=True)[0] == alone[0]
     assert len(line.counted) >= 3
     for step in list(line.counted):
-        with CheckpointAgent(line, "lora", job, files, tmp_path / str(step), ranks=2, resume=step) as agent:
-            agent.permit = lambda **_: None  # type: ignore[method-assign]
-            ended = agent.run()
-        assert ended.exit_code == 0, ended.log
-        assert ended.one("finished")["digests"] == alone.one("finished")["digests"], step
-        assert json.loads(ended.outputs["log_history.json"]) == json.loads(alone.outputs["log_history.json"]), step
+        assert leg_of_two_ranks(tmp_path / str(step), line, resume=step) == alone, step
 
 
 def test_trainer_in_two_ranks_goes_on_to_the_same_weights(tmp_path: Path) -> None:

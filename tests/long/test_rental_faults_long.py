@@ -15,7 +15,6 @@ from simulators.rental_users import WAYS, Account, bare_image, serving_account
 from tools.sshd import needs_sshd
 
 pytestmark = [
-    pytest.mark.long,
     needs_sshd,
     pytest.mark.skipif(os.geteuid() != 0, reason="machines of their own need root"),
 ]

@@ -1,4 +1,4 @@
-"""Legs of one `lora` line within the process of a test: stopped at any look at the owner's wish, and gone on with."""
+"""Legs of one `lora` line, within the process of a test or in two ranks: stopped, or lost, and gone on with."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from glasshouse.workloads.lora import lora
 from glasshouse.workloads.lora.lora_params import LoraParams
 from glasshouse.workloads.process.job_control import JobControl, Result
 from glasshouse.workloads.registry import canonical, parse
+from simulators.checkpoint_agent import CheckpointAgent, Line
 from tools.line_in_memory import LineInMemory
 from tools.recorder import Recorder
 
@@ -111,3 +112,14 @@ def stopped_and_gone_on(folder: Path, params: dict[str, Any], looks: int) -> tup
     step = max(line.taken, default=0)
     assert step == stopped.done
     return step, *leg(folder / "gone-on", params, line=line, resume=step or None)
+
+
+def leg_of_two_ranks(folder: Path, line: Line, *, saving: bool = False, resume: int | None = None) -> Any:
+    """Train a leg in two ranks of a real worker to its end, from a step's checkpoint or from the beginning."""
+    job, files = {name: value for name, value in JOB.items() if name != "seed"}, {"train.jsonl": RECORDS}
+    with CheckpointAgent(line, "lora", job, files, folder, ranks=2, resume=resume) as agent:
+        if not saving:
+            agent.permit = lambda **_: None  # type: ignore[method-assign]
+        ended = agent.run()
+    assert ended.exit_code == 0, ended.log
+    return ended.one("finished")["digests"], json.loads(ended.outputs["log_history.json"])

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import PackageError
-from simulators.lora_legs import JOB, leg, log_of, stopped_and_gone_on
+from simulators.checkpoint_agent import Line
+from simulators.lora_legs import JOB, leg, leg_of_two_ranks, log_of, stopped_and_gone_on
 from tools.line_in_memory import LineInMemory
 
 pytestmark = [
@@ -34,6 +35,12 @@ def test_a_lost_machine_s_run_goes_on_to_the_same_adapter_and_the_same_log(tmp_p
         assert step == min(looks, 2)
         assert resumed.digests == alone.digests, looks
         assert log_of(found) == log_of(outputs)
+
+
+def test_two_ranks_go_on_to_the_same_adapter_and_the_same_log(tmp_path: Path) -> None:
+    line = Line(ranks=2)
+    alone = leg_of_two_ranks(tmp_path / "saved", line, saving=True)
+    assert leg_of_two_ranks(tmp_path / "gone-on", line, resume=sorted(line.counted)[1]) == alone
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "scheduler.pt", "job_0.json", "best.safetensors"])
