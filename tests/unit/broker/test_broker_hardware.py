@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sqlite3
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 from glasshouse.attestation.detached import MIN_FIRST_BYTES
-from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES
+from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES, Blob
 from glasshouse.attestation.roots.collateral import COLLATERAL_KIND, MAX_PACK_BYTES, Item, Pack
 from glasshouse.broker.decide import key_release
 from glasshouse.broker.http import bounded, connections, endpoints, rests
+from glasshouse.broker.store.broker_state import DATABASE_NAME
 from glasshouse.broker.store.quota import Quota
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.handshake.messages import Pending, ReleaseMessage, TpmKeys
@@ -283,6 +285,44 @@ def test_recordings_that_are_played_again_slowly_do_not_keep_the_runtime_out(
         for replayer in replayers:
             replayer.join()
     assert owner.releases() == 1
+
+
+def test_no_lock_is_held_while_hardware_is_appraised(
+    broker: LocalBroker, owner: Owner, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another gate process on the same database decides meanwhile, and heads of runs are taken by this one."""
+    appraise, another = Shelf.appraise, sqlite3.connect(broker.data / DATABASE_NAME, timeout=0, check_same_thread=False)
+
+    def beside(*arguments: Any, **named: Any) -> Any:
+        another.execute("BEGIN IMMEDIATE")
+        another.rollback()
+        return appraise(*arguments, **named)
+
+    monkeypatch.setattr(Shelf, "appraise", beside)
+    actor = Actor.enter(owner)
+    with contextlib.closing(another):
+        assert post(broker, framed(evidence(actor, actor.challenge(KEYS), QUOTE), QUOTE))[0] == 200
+    assert len(shelf.asked) == 1, "the decision finds it done"
+
+
+def test_nothing_is_appraised_of_what_an_earlier_check_refuses(broker: LocalBroker, owner: Owner, shelf: Shelf) -> None:
+    actor = Actor.enter(owner)
+    claims = replace(actor.claims(actor.challenge(KEYS)), assurance=Assurance.TPM, manifest_sha256=bytes(32))
+    body = framed(actor.sign(claims, [Blob.of("tpm", QUOTE)]), QUOTE)
+    assert refusal(post(broker, body)) is Code.MANIFEST_MISMATCH
+    assert shelf.asked == []
+    assert refusal(post(broker, body)) is Code.NONCE_REPLAYED
+
+
+def test_a_defect_of_an_appraiser_uses_the_challenge_up_like_a_refusal(
+    broker: LocalBroker, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered(monkeypatch)
+    monkeypatch.setattr(Shelf, "appraise", lambda *_arguments, **_named: 1 // 0)
+    actor = Actor.enter(owner)
+    body = framed(evidence(actor, actor.challenge(KEYS), QUOTE), QUOTE)
+    assert refusal(post(broker, body)) is Code.INTERNAL
+    assert refusal(post(broker, body)) is Code.NONCE_REPLAYED
 
 
 def test_keys_that_no_tpm_holds_get_no_challenge(broker: LocalBroker, owner: Owner, shelf: Shelf) -> None:

@@ -53,6 +53,7 @@ class Decision:
     effect: Effect
     repeats: str = ""  # of `Effect.NOTHING`: what is repeated, by a name of its own
     every_us: int = PACE_US  # how often, in microseconds
+    ahead: Callable[[], None] | None = None  # what takes long and can be done before, on another thread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

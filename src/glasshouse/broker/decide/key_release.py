@@ -10,7 +10,7 @@ the other; every machine of a group is released to, in one transaction, or none 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,6 @@ from sqlalchemy import Connection, RowMapping, bindparam, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from glasshouse.attestation.detached import check_blobs, split
-from glasshouse.attestation.evidence import SignedEvidence
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.verify import check_1_message
 from glasshouse.broker.decide.challenges import check_2
@@ -112,7 +111,8 @@ class ReleaseGate:
 
         # A recording of what was answered, or came too late: no sign of life of the address that it comes from.
         effect = Effect.CREDIT if read.is_fresh else Effect.CHARGE
-        return Decision(decide=partial(self.broker.database.write, decide), effect=effect)
+        ahead = partial(self.hardware.appraise_ahead, self.broker, read) if read.blobs else None
+        return Decision(decide=partial(self.broker.database.write, decide), effect=effect, ahead=ahead)
 
     def _replayed(self, connection: Connection, asked: RowMapping, evidence_sha256: bytes, now_us: int) -> ApiAnswer:
         # None when it was swept since it was looked up.
@@ -140,8 +140,8 @@ class ReleaseGate:
             standing = recorded.standing(connection, asked["deployment"], broker_public=self.broker.public)
             if standing is None:
                 raise InternalError(Code.INTERNAL, "a challenge without its deployment")
-            appraisal = self._appraised(
-                connection, standing, launch, challenge, read.signed, blobs=read.blobs, now_us=now_us
+            appraisal = self.hardware.appraise(
+                connection, self.broker, standing, launch, challenge, read.signed, blobs=read.blobs, now_us=now_us
             )
             if launch.group is not None:
                 return self._accept(connection, standing, launch, challenge, appraisal, read.message, now_us)
@@ -157,32 +157,6 @@ class ReleaseGate:
                 self._group_refused(connection, launch, Challenge.parse(asked["body"]), refusal.code, now_us)
             _audit_refusal(connection, refusal, asked, read.signed.sha256, now_us)
             return ApiAnswer.refusal(refusal)
-
-    def _appraised(
-        self,
-        connection: Connection,
-        standing: DeploymentStanding,
-        launch: LaunchRecord,
-        challenge: Challenge,
-        signed: SignedEvidence,
-        *,
-        blobs: Mapping[str, bytes],
-        now_us: int,
-    ) -> broker_side.Appraisal:
-        """Run checks 3 to 12."""
-        named = {"nonce": challenge.nonce, "owner": standing.owner}
-        shown = self.hardware.shown(connection, signed, blobs, **named, key_file=self.broker.key_file)
-        appraisal = broker_side.appraise(
-            signed,
-            challenge=challenge,
-            record=standing.record,
-            launch=launch,
-            broker_public=self.broker.public,
-            now_us=now_us,
-            shown=shown,
-        )
-        self.hardware.keep(appraisal)
-        return appraisal
 
     def _accept(
         self,
@@ -316,7 +290,9 @@ class ReleaseGate:
         envelope, rest = split(row["evidence"])
         signed = check_1_message(envelope)
         blobs = check_blobs(signed.evidence, rest)
-        appraisal = self._appraised(connection, standing, launch, challenge, signed, blobs=blobs, now_us=now_us)
+        appraisal = self.hardware.appraise(
+            connection, self.broker, standing, launch, challenge, signed, blobs=blobs, now_us=now_us
+        )
         return make_release(self.broker, connection, standing, launch, challenge, appraisal, self.memory, now_us)
 
     def _written(

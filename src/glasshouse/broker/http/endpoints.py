@@ -204,6 +204,7 @@ def add_message_route(
                 place.whole()
                 decision = await intake.read(partial(found.read, rest), address=address, size=len(rest), effect=effect)
                 place.signed()
+                await intake.ahead(decision)
                 return await _run(executor, decision.decide)
 
     app.add_route(path, _endpoint(work, body_bytes=body_bytes, alone_bytes=alone_bytes), methods=["POST"])

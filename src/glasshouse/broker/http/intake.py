@@ -1,4 +1,4 @@
-"""Reads and authenticates messages, on one thread that decides nothing, and bounds the cost of each address.
+"""Reads and authenticates messages, on threads that decide nothing, and bounds the cost of each address.
 
 Laws: only a message that was found authentic is passed on to be decided. Reading that came to nothing, or to a
 recording played again, is charged to the address that it came from; an address beyond its share waits behind all
@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from queue import PriorityQueue
@@ -108,6 +108,7 @@ class Intake:
         self.rests = Rests(self._shares.charge)
         self._numbers = itertools.count()
         self._waiting: PriorityQueue[tuple[int, int, int, Callable[[], None] | None]] = PriorityQueue()
+        self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="appraise")
         self._thread = threading.Thread(target=self._work, name="read")
         self._thread.start()
 
@@ -179,8 +180,14 @@ class Intake:
                 self._shares.charge(address, time.thread_time() - began_s)
             future.set_result(result)
 
+    async def ahead(self, decision: Decision) -> None:
+        """Do what can be done before a decision, neither on the thread that reads nor on the one that decides."""
+        if decision.ahead is not None:
+            await asyncio.get_running_loop().run_in_executor(self._aside, decision.ahead)
+
     def close(self) -> None:
-        """Read what waits, then end the thread."""
+        """Read what waits, then end the threads."""
+        self._aside.shutdown()
         self._waiting.put((3, 0, next(self._numbers), None))
         self._thread.join()
 

@@ -112,9 +112,7 @@ class Rests:
 
     def _late(self, rests: list[_Rest]) -> list[_Rest]:
         since_s = self._clock_s() - START_S
-        return [
-            one for one in rests if one.connection.arrived() * BODY_TIMEOUT_S < one.size * (since_s - one.began_s)
-        ]
+        return [one for one in rests if one.connection.arrived() * BODY_TIMEOUT_S < one.size * (since_s - one.began_s)]
 
     def _speed(self, rest: _Rest) -> float:
         """Return which part of it has come a second: so what keeps more room has to send more."""
