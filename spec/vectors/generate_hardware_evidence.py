@@ -20,15 +20,18 @@ from glasshouse.attestation.evidence import EVIDENCE_TYPE, MAX_EVIDENCE_BYTES  #
 from glasshouse.attestation.roots.appraised import Blob  # noqa: E402
 from glasshouse.attestation.roots.binding import Bound, activation_mac  # noqa: E402
 from glasshouse.attestation.roots.collateral import MAX_ITEMS, Item, Pack  # noqa: E402
+from glasshouse.attestation.roots.hardware_policy import HardwarePolicy  # noqa: E402
 from glasshouse.attestation.roots.kinds import MAX_BLOB_BYTES  # noqa: E402
 from glasshouse.errors import Code  # noqa: E402
 from glasshouse.wire import dsse  # noqa: E402
 from glasshouse.wire.canonical import Json, b64encode, encode  # noqa: E402
 from glasshouse.wire.crypto import sha256  # noqa: E402
 from glasshouse.wire.policy import Assurance  # noqa: E402
+from simulators.hardware_objects import hardware_objects  # noqa: E402
 from simulators.key_release_world import World, digest, signing_key  # noqa: E402
 
 Case = tuple[str, dict[str, Any]]
+_DEFAULT_AGES = {"crl": 30 * 86_400, "ocsp": 86_400, "tcb": 30 * 86_400}
 GPUS, REPORT = b"eight GPUs " * 20, b"a processor's report " * 20
 MISSING, UNEXPECTED, INVALID = (
     code.value for code in (Code.HARDWARE_MISSING, Code.HARDWARE_UNEXPECTED, Code.MESSAGE_INVALID)
@@ -173,10 +176,75 @@ def pack_cases() -> Iterator[Case]:
     yield case("pack", "spaced", "Not canonical.", {"pack": spaced}, Code.NOT_CANONICAL.value)
 
 
+def policy_cases() -> Iterator[Case]:
+    """Section 4, and the objects of section 7."""
+    objects, levels = hardware_objects(), {"nvidia": "gpu-tee", "tpm": "tpm"}
+    schema, chain, impossible = (code.value for code in (Code.SCHEMA, Code.CHAIN_MISSING, Code.POLICY_IMPOSSIBLE))
+
+    def of(
+        name: str, description: str, hardware: dict[str, Any], code: str | None = None, *, level: str = "cpu-tee"
+    ) -> Case:
+        found: dict[str, Json] = {}
+        if code is None:
+            policy = HardwarePolicy.from_json(hardware)
+            found = {"kinds": list(policy.wanted(Assurance(level))), "sha256": sha256(policy.encode()).hex()}
+        return case("policy", name, description, {"assurance": level, "hardware": hardware}, code, **found)
+
+    for kind, whole in objects.items():
+        level = levels.get(kind, "cpu-tee")
+        beside = {"tdx": objects["tdx"]} if kind == "nvidia" else {}
+        yield of(kind, f"What {kind} has to show, at {level}.", {kind: whole, **beside}, level=level)
+        unknown = {kind: {**whole, "debug": True}, **beside}
+        yield of(f"{kind}-unknown", "A member that there is not.", unknown, schema, level=level)
+        if "chain" in whole:
+            lacking = {name: value for name, value in whole.items() if name != "chain"}
+            yield of(f"{kind}-chain", "Nothing leads to the runtime.", {kind: lacking}, chain, level=level)
+            yield of(f"{kind}-ima", "A chain that counts for nothing.", {kind: {**whole, "chain": "ima"}}, schema)
+    tdx, tpm, snp = objects["tdx"], objects["tpm"], objects["sev-snp"]
+    for name, description, hardware, code, level in (
+        ("none", "No kind.", {}, chain, "tpm"),
+        ("two", "Two processors' kinds.", {"sev-snp": snp, "tdx": tdx}, chain, "cpu-tee"),
+        ("below", "A TPM for a processor's level.", {"tpm": tpm}, chain, "cpu-tee"),
+        ("gpus-alone", "GPUs without a processor.", {"nvidia": objects["nvidia"]}, chain, "gpu-tee"),
+        ("no-gpus", "A processor without GPUs.", {"tdx": tdx}, chain, "gpu-tee"),
+        ("sgx", "A kind that there is not.", {"sgx": {}, "tdx": tdx}, schema, "cpu-tee"),
+    ):
+        yield of(name, description, hardware, code, level=level)
+    for register in ("10", "16", "23"):
+        more = {"tpm": tpm | {"pcrs": tpm["pcrs"] | {register: ["ab" * 32]}}}
+        yield of(f"tpm-pcr-{register}", "A register that all can extend or reset.", more, impossible, level="tpm")
+    for missing in ("0", "4", "8"):
+        fewer = {"tpm": tpm | {"pcrs": {name: value for name, value in tpm["pcrs"].items() if name != missing}}}
+        yield of(f"tpm-no-pcr-{missing}", "Without a register that an image boots by.", fewer, chain, level="tpm")
+    anyone = {"tpm": {name: value for name, value in tpm.items() if name not in {"aks", "ek_roots"}}}
+    yield of("tpm-any", "Any TPM.", anyone, impossible, level="tpm")
+    root = {"tpm": tpm | {"ek_roots": [b64encode(b"root")]}}
+    yield of("tpm-root", "A root that is no certificate.", root, impossible, level="tpm")
+    hosts = {name: value for name, value in snp.items() if name != "measurements"} | {"host_data": ["ab" * 32]}
+    yield of("sev-snp-host-data", "What the host chooses, alone.", {"sev-snp": hosts}, chain)
+    yield of("sev-snp-zero-key", "A key of zeros.", {"sev-snp": snp | {"id_keys": ["00" * 48]}}, impossible)
+    azure = objects["azure"]
+    above = {"azure": azure | {"sev-snp": azure["sev-snp"] | {"vmpl": 2}}}
+    yield of("azure-vmpl", "A paravisor that another is above of.", above, impossible)
+    yield of("tdx-revoked", "A platform that is revoked, excepted.", {"tdx": tdx | {"statuses": ["Revoked"]}}, schema)
+    nothing = {"dstack": objects["dstack"] | {"compose_hashes": []}}
+    yield of("dstack-anything", "Any compose file.", nothing, schema)
+    for name, description, ages, code in (
+        ("one", "One age, and the others by default.", {"ocsp": 3600}, None),
+        ("all", "Each by its default, told: the same policy as without.", _DEFAULT_AGES, None),
+        ("empty", "Each by default.", {}, None),
+        ("short", "Less than a minute.", {"crl": 59}, schema),
+        ("long", "More than 400 days.", {"tcb": 400 * 86_400 + 1}, schema),
+        ("null", "Null for a default.", {"crl": None}, schema),
+        ("unknown", "An age of what there is not.", {"rim": 3600}, schema),
+    ):
+        yield of(f"ages-{name}", description, {"collateral": ages, "tdx": tdx}, code)
+
+
 def build() -> dict[str, bytes]:
     """Return every file's name and content."""
     files: dict[str, bytes] = {}
-    for cases in (body_cases(), binding_cases(), level_cases(), pack_cases()):
+    for cases in (body_cases(), binding_cases(), level_cases(), pack_cases(), policy_cases()):
         for name, document in cases:
             if f"{name}.json" in files:
                 raise ValueError(f"two vectors with the name {name}")

@@ -13,6 +13,8 @@ from typing import Any
 
 from glasshouse.attestation.measurements.measured import PARTS, Measured, References
 from glasshouse.attestation.policy import DeploymentPolicy
+from glasshouse.attestation.roots.collateral import Item, Pack
+from glasshouse.broker.http_api import MAX_COLLATERAL_BYTES, CollateralRequest
 from glasshouse.errors import Code
 from glasshouse.evidence.events import Event, EventType
 from glasshouse.evidence.heads import countersign
@@ -238,6 +240,42 @@ def stored_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "store-before", of("by an event before the end", part(-2, final, "heads.log"), Code.HEAD_INCONSISTENT)
 
 
+def collateral_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Bodies of POST /v1/collateral, of the first owner: section 3, and section 5 of spec/hardware-evidence.md."""
+    crl, rim = (
+        Item(name="amd/crl/Milan", data=b"\x30\x00"),
+        Item(name="nvidia/rim/NV_GPU_DRIVER_GH100_1", data=b"<x/>"),
+    )
+    pack = Pack(items=(crl, rim))
+    value: dict[str, Any] = CollateralRequest(collateral=pack, owner=OWNER.public).to_json()
+
+    def of(description: str, body: bytes | dict[str, Any], code: Code | None = None) -> dict[str, Any]:
+        given = body if isinstance(body, dict) else {"body": body.decode()}
+        expect: dict[str, Any] = {"code": code and code.value}
+        if code is None:
+            found = CollateralRequest.parse(body if isinstance(body, bytes) else b"")
+            expect["collateral_sha256"] = found.collateral.sha256.hex()
+        return {"description": description, "expect": expect, "input": given}
+
+    yield "collateral", of("a pack of two items", encode(value))
+    yield "collateral-empty", of("a pack of none", encode(value | {"collateral": Pack(items=()).to_json()}))
+    other = encode(value | {"owner": b64encode(OTHER.public)})
+    yield "collateral-other", of("of another owner than the caller", other, Code.PACKAGE_OWNER)
+    turned = value["collateral"] | {"items": value["collateral"]["items"][::-1]}
+    yield "collateral-unsorted", of("items that are not sorted", encode(value | {"collateral": turned}), Code.SCHEMA)
+    roots = value["collateral"] | {"roots": []}
+    yield "collateral-roots", of("a pack with roots", encode(value | {"collateral": roots}), Code.SCHEMA)
+    yield "collateral-text", of("a pack in a text", encode(value | {"collateral": pack.encode().decode()}), Code.SCHEMA)
+    yield "collateral-absent", of("no pack", encode({"owner": value["owner"]}), Code.SCHEMA)
+    yield "collateral-no-owner", of("no owner", encode({"collateral": value["collateral"]}), Code.SCHEMA)
+    short = encode(value | {"owner": b64encode(bytes(31))})
+    yield "collateral-short-owner", of("a key of 31 bytes", short, Code.SCHEMA)
+    spaced = encode(value).replace(b'"owner":', b'"owner": ')
+    yield "collateral-spaced", of("not canonical", spaced, Code.NOT_CANONICAL)
+    large = {"repeat": " ", "times": MAX_COLLATERAL_BYTES + 1}
+    yield "collateral-large", of("one byte more than a pack of 2 MiB comes to", {"body": large}, Code.TOO_LARGE)
+
+
 def build() -> dict[str, bytes]:
     """Return the files by name."""
     keys = {
@@ -246,7 +284,7 @@ def build() -> dict[str, bytes]:
         "runtime": RUNTIME.public.hex(),
     }
     files = {"keys.json": _encoded(keys)}
-    for name, document in (*cases(), *policy_cases(), *stored_cases()):
+    for name, document in (*cases(), *collateral_cases(), *policy_cases(), *stored_cases()):
         if f"{name}.json" in files:
             raise ValueError(f"two vectors with the name {name}")
         files[f"{name}.json"] = _encoded(document)

@@ -1,4 +1,4 @@
-"""The vectors of spec/hardware-evidence.md, read as data: bodies in two parts, bindings, levels and packs."""
+"""The vectors of spec/hardware-evidence.md, read as data: bodies in two parts, bindings, levels, packs, policies."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from glasshouse.attestation.evidence import Evidence
 from glasshouse.attestation.roots.appraised import Blob
 from glasshouse.attestation.roots.binding import Bound, activation_mac
 from glasshouse.attestation.roots.collateral import Pack
+from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.attestation.roots.root_table import check_12_kinds
 from glasshouse.attestation.verify import check_1_envelope, check_1_payload, check_4_signatures
 from glasshouse.errors import GlasshouseError
@@ -26,7 +27,7 @@ from simulators.key_release_world import World
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "spec" / "vectors" / "hardware-evidence"
 CASES = {path.stem: json.loads(path.read_bytes()) for path in sorted(FOLDER.glob("*.json"))}
-if len(CASES) < 40:
+if len(CASES) < 80:
     raise RuntimeError(f"only {len(CASES)} vectors in {FOLDER}")
 
 
@@ -71,7 +72,13 @@ def pack(given: dict[str, Any]) -> dict[str, Any]:
     return {"sha256": found.sha256.hex()}
 
 
-READERS = {"binding": binding, "body": body, "level": level, "pack": pack}
+def policy(given: dict[str, Any]) -> dict[str, Any]:
+    found = HardwarePolicy.from_json(given["hardware"])
+    kinds = found.wanted(Assurance(given["assurance"]))
+    return {"kinds": list(kinds), "sha256": hashlib.sha256(found.encode()).hexdigest()}
+
+
+READERS = {"binding": binding, "body": body, "level": level, "pack": pack, "policy": policy}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -150,17 +150,18 @@ def b64payload(message: bytes) -> bytes:
 
 
 def request(given: dict[str, Any]) -> dict[str, Any]:
-    token, _ = check_challenge_request(
+    token, tpm = check_challenge_request(
         octets(given["message"]), broker_public=b64decode(given["broker_public"]), now_us=given["now_us"]
     )
-    return {"jti": token.jti}
+    return {"jti": token.jti} | ({} if tpm is None else {"tpm": tpm.to_json()})
 
 
 def challenge(given: dict[str, Any]) -> dict[str, Any]:
     launch = LaunchFile.parse(given["launch"].encode())
     found = read_challenge(given["challenge"].encode(), launch, now_us=given["now_us"])
     assert found.encode() == given["challenge"].encode()
-    return {"nonce": b64encode(found.nonce)}
+    opened = {} if found.credential is None else {"credential": b64encode(found.credential)}
+    return {"nonce": b64encode(found.nonce), **opened}
 
 
 def delegation(given: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from glasshouse.broker.decide.hardware.packs import CollateralRequests
+from glasshouse.broker.store.broker_state import open_broker
+from glasshouse.broker.store.quota import Quota
+from glasshouse.broker.store.scope import Scope
 from glasshouse.errors import Code, GlasshouseError
 from glasshouse.evidence.stored import StoredPart
 from glasshouse.handshake.owner_api import SignedPolicy, authenticate, check_body, check_serial
@@ -18,11 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "spec" / "vectors" / "owner-api"
 KEYS = json.loads((FOLDER / "keys.json").read_bytes())
 ALL = {path.stem: json.loads(path.read_bytes()) for path in sorted(FOLDER.glob("*.json")) if path.name != "keys.json"}
-CASES = {name: case for name, case in ALL.items() if not name.startswith(("policy", "store"))}
+CASES = {name: case for name, case in ALL.items() if not name.startswith(("collateral", "policy", "store"))}
+COLLATERAL = {name: case for name, case in ALL.items() if name.startswith("collateral")}
 STORED = {name: case for name, case in ALL.items() if name.startswith("store")}
 POLICIES = {name: case for name, case in ALL.items() if name.startswith("policy")}
-if len(CASES) < 25 or len(POLICIES) < 6 or len(STORED) < 20:
-    raise RuntimeError(f"only {len(CASES)}, {len(POLICIES)} and {len(STORED)} vectors in {FOLDER}")
+if len(CASES) < 25 or len(COLLATERAL) < 10 or len(POLICIES) < 6 or len(STORED) < 20:
+    raise RuntimeError(f"only {len(ALL)} vectors in {FOLDER}")
 
 
 def take(given: dict[str, Any]) -> bytes:
@@ -74,6 +79,24 @@ def test_a_signed_policy_is_read_or_refused_as_the_vector_says(name: str) -> Non
     with pytest.raises(GlasshouseError) as caught:
         SignedPolicy.parse_signed(data, owner)
     assert caught.value.code is Code(expected["code"])
+
+
+@pytest.mark.parametrize("name", COLLATERAL)
+def test_a_pack_is_kept_or_refused_as_the_vector_says(name: str, tmp_path: Path) -> None:
+    body, expected = COLLATERAL[name]["input"]["body"], COLLATERAL[name]["expect"]
+    text = body if isinstance(body, str) else body["repeat"] * body["times"]
+    broker = open_broker(tmp_path)
+    try:
+        requests, owner = CollateralRequests(broker, Quota()), Scope(owner=bytes.fromhex(KEYS["owners"][0]))
+        if expected["code"] is None:
+            answer = json.loads(requests.put_collateral(text.encode(), {}, owner).body)
+            assert answer == {"collateral_sha256": expected["collateral_sha256"]}
+            return
+        with pytest.raises(GlasshouseError) as caught:
+            requests.put_collateral(text.encode(), {}, owner)
+        assert caught.value.code is Code(expected["code"])
+    finally:
+        broker.database.close()
 
 
 @pytest.mark.parametrize("name", STORED)

@@ -10,11 +10,12 @@ from typing import Any
 from glasshouse.attestation.evidence import EVIDENCE_TYPE
 from glasshouse.attestation.measurements.measured import Measured
 from glasshouse.handshake.delegation import DELEGATION_TYPE, Delegation
-from glasshouse.handshake.messages import ChallengeRequest
+from glasshouse.handshake.messages import REQUEST_TYPE, ChallengeRequest, TpmKeys
 from glasshouse.wire import dsse
 from glasshouse.wire.canonical import b64encode, encode
 from glasshouse.wire.policy import Assurance, Floor, Profile
 from key_release_cases.common import Case, case, sample_ear
+from simulators.hardware_objects import hardware_objects
 from simulators.key_release_world import (
     NOW_US,
     SECOND_US,
@@ -38,6 +39,25 @@ def request_cases() -> Iterator[Case]:
 
     payload, valid = honest.encode(), honest.sign(world.launch_key).encode()
     yield case("request-valid", "Signed by the launch key.", given(valid), jti=world.launch.jti)
+    keys = TpmKeys(ak=digest("ak") * 3, ek=digest("ek") * 30)
+    named: dict[str, Any] = json.loads(replace(honest, tpm=keys).encode())
+
+    def signed(tpm: Any) -> bytes:
+        return dsse.sign(REQUEST_TYPE, encode(named | {"tpm": tpm}), [world.launch_key]).encode()
+
+    with_keys = given(replace(honest, tpm=keys).sign(world.launch_key).encode())
+    yield case("request-valid-tpm", "With the keys of a TPM.", with_keys, jti=world.launch.jti, tpm=named["tpm"])
+    bare = named["tpm"] | {"ek": ""}
+    no_certificate = given(signed(bare))
+    yield case("request-valid-tpm-bare", "A TPM without a certificate.", no_certificate, jti=world.launch.jti, tpm=bare)
+    for name, description, tpm in (
+        ("tpm-null", "Null, where no TPM is named.", None),
+        ("tpm-no-ek", "No endorsement key.", {"ak": named["tpm"]["ak"]}),
+        ("tpm-long-ak", "An attestation key of 1,025 bytes.", bare | {"ak": b64encode(bytes(1025))}),
+        ("tpm-long-ek", "Certificates of 4,097 bytes.", bare | {"ek": b64encode(bytes(4097))}),
+        ("tpm-name", "With a name that the gate makes itself.", bare | {"name": "000b"}),
+    ):
+        yield refused(name, description, signed(tpm), "1", "message-invalid")
     too_large = {"repeat": " ", "times": 32 * 1024 + 1}
     yield refused("too-large", "One byte more than the limit.", too_large, "1", "message-too-large")
     crowded = ChallengeRequest(token="," * 20, request_id=honest.request_id).sign(world.launch_key).encode()
@@ -73,6 +93,11 @@ def challenge_cases() -> Iterator[Case]:
         )
 
     yield case("challenge-valid", "For this launch.", given(text), nonce=value["nonce"])
+    credential = b64encode(digest("credential") * 10)
+    opened = given(encode({**value, "credential": credential}).decode())
+    yield case("challenge-valid-tpm", "For a TPM to open.", opened, nonce=value["nonce"], credential=credential)
+    yield refused("null-credential", "Null, where there is none.", credential=None)
+    yield refused("long-credential", "A credential of 3,073 bytes.", credential=b64encode(bytes(3073)))
     yield refused("other-deployment", "For another deployment.", deployment=identifier("other"))
     yield refused("other-suite", "Another HPKE suite.", suite="HPKE-0x0020-0x0001-0x0001")
     yield refused("short-nonce", "A nonce of 16 bytes.", nonce=b64encode(bytes(16)))
@@ -194,6 +219,18 @@ def policy_cases() -> Iterator[Case]:
         floor_sha256=own.sha256.hex(),
         policy_sha256=type(world.policy).from_json(wide).sha256.hex(),
     )
+    hardware: dict[str, Any] = {"tdx": hardware_objects()["tdx"]}
+    attested = {**policy, "assurance": "cpu-tee", "hardware": hardware}
+    yield case(
+        "policy-valid-hardware",
+        "A level above `software`, and what hardware has to show.",
+        {"floor": floor.to_json(), "policy": attested},
+        floor_sha256=floor.sha256.hex(),
+        policy_sha256=type(world.policy).from_json(attested).sha256.hex(),
+    )
+    chainless = {"tdx": {name: value for name, value in hardware["tdx"].items() if name != "chain"}}
+    yield refused("no-chain", "Nothing leads to the runtime.", "chain-missing", assurance="cpu-tee", hardware=chainless)
+    yield refused("null-hardware", "Null, where nothing is demanded.", "schema-invalid", hardware=None)
     strict = replace(floor, profile=Profile.STRICT)
     tee = replace(floor, assurance=Assurance.GPU_TEE)
     for name, higher in (("profile", strict), ("assurance", tee)):

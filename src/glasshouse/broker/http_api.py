@@ -45,7 +45,7 @@ from glasshouse.wire.record import (
 )
 
 MAX_BODY_BYTES = 256 * 1024
-MAX_COLLATERAL_BYTES = MAX_PACK_BYTES + 256
+MAX_COLLATERAL_BYTES = MAX_PACK_BYTES + 69  # exactly what is around a pack, which is read alone later
 _MAX_LAUNCH_LIFETIME_S = 7 * 24 * 3600
 _MAX_FILES = 16384
 _PUBLIC = octets(32)

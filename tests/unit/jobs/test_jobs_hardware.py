@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from glasshouse.attestation.roots.collateral import Item, Pack
-from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
+from glasshouse.attestation.roots.hardware_policy import HardwarePolicy, MaxAges
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.jobs.define.hardware_file import kinds_wanted, read_hardware
 from glasshouse.jobs.owner.home import Home
@@ -25,8 +25,6 @@ from tools.ek_authority import EkAuthority
 TPM = """
 [collateral]
 crl = 86400
-ocsp = 86400
-tcb = 86400
 [tpm]
 chain = "image"
 ek_roots = ["makers.pem"]
@@ -47,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_pem_file_stands_for_the_certificates_in_it(folder: Path) -> None:
     found = read_hardware(folder / "machines.toml")
-    assert found.collateral.crl == 86400
+    assert found.collateral == MaxAges(crl=86400)
     assert found.tpm is not None
     names = [x509.load_der_x509_certificate(root).subject.rfc4514_string() for root in found.tpm.ek_roots]
     assert names == ["CN=one", "CN=two"]

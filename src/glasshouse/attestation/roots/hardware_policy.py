@@ -27,9 +27,9 @@ _DAY_S = 24 * 3600
 class MaxAges(Record, name="policy.hardware.collateral"):
     """The greatest ages of collateral, in seconds since the date that its maker signed."""
 
-    crl: Annotated[int, integer(60, 400 * _DAY_S)] = 30 * _DAY_S
-    ocsp: Annotated[int, integer(60, 400 * _DAY_S)] = _DAY_S
-    tcb: Annotated[int, integer(60, 400 * _DAY_S)] = 30 * _DAY_S
+    crl: Annotated[int, integer(60, 400 * _DAY_S), LEFT_OUT] = 30 * _DAY_S
+    ocsp: Annotated[int, integer(60, 400 * _DAY_S), LEFT_OUT] = _DAY_S
+    tcb: Annotated[int, integer(60, 400 * _DAY_S), LEFT_OUT] = 30 * _DAY_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
