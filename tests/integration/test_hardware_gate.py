@@ -44,9 +44,9 @@ def broker(tmp_path: Path) -> Iterator[LocalBroker]:
         yield running
 
 
-def owner_of(broker: LocalBroker, node: ConfidentialNode) -> Owner:
+def owner_of(broker: LocalBroker, node: ConfidentialNode, releases: int = 1) -> Owner:
     """Return an owner whose policy takes this node, and who has fetched what its makers publish."""
-    owner = Owner(broker, hardware=node.policy)
+    owner = Owner(broker, releases=releases, hardware=node.policy)
     owner.client().put_collateral(node.pack(), owner.signing.public)
     return owner
 
@@ -57,6 +57,16 @@ def test_a_node_of_eight_gpus_on_dstack_gets_the_key_at_gpu_tee(broker: LocalBro
     reply, envelope = visit.send()
     assert visit.actor.open(reply.content(), visit.challenge, envelope) == owner.package_key
     assert owner.releases() == 1
+
+
+def test_a_gpu_does_not_count_for_two_machines_of_a_group(broker: LocalBroker, node: ConfidentialNode) -> None:
+    """A host relays what the second machine asks its GPUs to those of the first."""
+    owner = owner_of(broker, node, releases=2)
+    visits = [Visit.begin(node, owner, launch) for launch in owner.group(2)]
+    first, second = (visit.send()[0] for visit in visits)
+    assert (first.status, second.problem().code) == (202, Code.GPU_COUNT)
+    assert broker.rows("SELECT state, culprit, code FROM groups") == [("refused", 1, "gpu-count")]
+    assert owner.releases() == 0
 
 
 def older(visit: Visit) -> None:

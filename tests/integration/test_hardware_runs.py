@@ -24,6 +24,7 @@ from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.references.hardware_draft import draft_of, look_at_hardware
 from glasshouse.jobs.verify.conclusion import Conclusion
 from glasshouse.jobs.verify.hardware.repeated import check_appraisal
+from glasshouse.jobs.verify.run_files import check_group
 from glasshouse.jobs.verify.verdict import Status, verify_bundle
 from glasshouse.jobs.verify.verify_named import GroupVerdict
 from glasshouse.runtime.roots.tpm import TpmCollector
@@ -180,6 +181,18 @@ def test_a_receipt_that_lost_its_hardware_is_not_said_to_show_what_hardware_show
     assert "not appraised here" in lacking.to_json()["proves"]  # type: ignore[operator]
     group = GroupVerdict(group=Group(id=bytes(ID_BYTES), machines=2, machine=0, ranks=1), machines=(whole, lacking))
     assert shows not in group.sentence, "of several machines the weakest is what is told"
+
+
+def test_receipts_of_two_machines_with_one_tpm_are_refused(owner: Owner, ended: tuple[RunFolder, Conclusion]) -> None:
+    """As a gate that counts one machine twice would leave them."""
+    public = read_public(Home(path=owner.shell.home).owner_public).signing
+    chain = verify_bundle(ended[0].receipt.read_bytes(), owner=public).chain
+    places = [Group(id=bytes(ID_BYTES), machines=2, machine=number, ranks=1) for number in range(2)]
+    chains = [replace(chain, token=replace(chain.token, group=place)) for place in places]
+    with pytest.raises(VerificationError, match="another machine of the group shows too") as refused:
+        check_group(chains)
+    assert refused.value.code is Code.CHAIN_EVIDENCE
+    assert check_group([chains[0], replace(chains[1], missing=("hardware",))]) == places[0], "that one is incomplete"
 
 
 def test_a_result_that_tells_otherwise_of_the_activation_is_not_genuine(

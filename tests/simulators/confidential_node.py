@@ -25,6 +25,7 @@ from glasshouse.attestation.roots.sev_snp import sev_snp_evidence
 from glasshouse.attestation.roots.sev_snp.sev_snp_blob import SevSnpBlob
 from glasshouse.attestation.roots.tdx import tdx_evidence
 from glasshouse.broker.client.owner_client import Reply
+from glasshouse.handshake.launch import LaunchFile
 from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.runtime_side import with_blobs
 from glasshouse.runtime.roots.dstack import blob_of
@@ -95,9 +96,9 @@ class Visit:
     spoil: Callable[[dict[str, Any]], dict[str, Any]] = lambda answer: answer
 
     @classmethod
-    def begin(cls, node: ConfidentialNode, owner: Owner) -> Visit:
+    def begin(cls, node: ConfidentialNode, owner: Owner, launch: LaunchFile | None = None) -> Visit:
         """Ask for a challenge."""
-        actor = Actor.enter(owner)
+        actor = Actor.enter(owner, launch)
         return cls(node=node, actor=actor, challenge=actor.challenge())
 
     def __post_init__(self) -> None:

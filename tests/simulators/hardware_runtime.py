@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -24,6 +24,7 @@ from glasshouse.errors import Code
 from glasshouse.handshake.messages import Challenge, TpmKeys
 from glasshouse.handshake.runtime_side import with_blobs
 from glasshouse.tamper.stage import Actor
+from glasshouse.wire.canonical import Json
 from glasshouse.wire.policy import Assurance
 from simulators.local_broker import LocalBroker
 from tools.raw_http import head
@@ -43,6 +44,7 @@ class Shelf:
     secrets: list[bytes] = field(default_factory=list)  # of credentials
     not_after_us: int = 2**53 - 1
     refusal: Code | None = None
+    claims: Mapping[str, Json] = field(default_factory=dict)
 
     def appraise(
         self, blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy: HardwarePolicy
@@ -52,7 +54,7 @@ class Shelf:
         self.asked.append((blob, bound, collateral))
         if self.refusal is not None:
             raise CheckFailedError("12", self.refusal, "as the story wants it")
-        return Appraised(vector=GENUINE, not_after_us=self.not_after_us)
+        return Appraised(vector=GENUINE, not_after_us=self.not_after_us, claims=self.claims)
 
     def credential(self, ak: bytes, ek: bytes, secret: bytes, *, policy: TpmPolicy, now_us: int) -> bytes | None:
         assert (ak, policy) == (KEYS.ak, POLICY.tpm)

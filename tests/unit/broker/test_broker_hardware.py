@@ -376,6 +376,27 @@ def test_the_machine_that_does_not_pass_again_is_to_blame(broker: LocalBroker, o
     assert broker.count("releases") == 0
 
 
+@pytest.mark.parametrize("claim", ["ak", "ek_sha256"])
+def test_one_tpm_does_not_stand_for_two_machines_of_a_group(
+    broker: LocalBroker, owner: Owner, shelf: Shelf, claim: str
+) -> None:
+    first, second = (Actor.enter(owner, launch) for launch in owner.group(2))
+    shelf.claims = {claim: "aa"}
+    assert answered(broker, first, 0) == 202
+    challenge = second.challenge(KEYS)
+    assert refusal(post(broker, framed(evidence(second, challenge, b"1" * 5000), b"1" * 5000))) is Code.TPM_KEY
+    assert broker.rows("SELECT state, culprit, code FROM groups") == [("refused", 1, "tpm-key")]
+    assert broker.count("releases") == 0
+
+
+def test_two_tpms_stand_for_two_machines(broker: LocalBroker, owner: Owner, shelf: Shelf) -> None:
+    first, second = (Actor.enter(owner, launch) for launch in owner.group(2))
+    shelf.claims = {"ak": "aa", "ek_sha256": "ee"}
+    assert answered(broker, first, 0) == 202
+    shelf.claims = {"ak": "ab", "ek_sha256": "ef"}
+    assert answered(broker, second, 1) == 200
+
+
 def answered(broker: LocalBroker, actor: Actor, number: int) -> int:
     blob = str(number).encode() * 5000
     envelope = evidence(actor, actor.challenge(KEYS), blob)

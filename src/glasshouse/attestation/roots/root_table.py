@@ -6,7 +6,7 @@ Law: a level is proven or refused; nothing is lowered, and nothing is appraised 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from glasshouse.attestation.claims import composite
@@ -18,7 +18,9 @@ from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.attestation.roots.kinds import KINDS, NVIDIA
 from glasshouse.attestation.roots.levels import LEVELS
+from glasshouse.attestation.roots.refusing import refusal
 from glasshouse.errors import Code
+from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import sha256
 
 
@@ -98,6 +100,35 @@ def check_12_hardware(
             continue
         found[kind] = _appraiser(kind)(blobs[kind], bound=bound, now_us=now_us, collateral=collateral, policy=policy)
     return found
+
+
+# By which claims of a kind its device is known, and the refusal where two machines of a group show one.
+_OF_ONE_MACHINE = {NVIDIA: (("gpus", "switches"), Code.GPU_COUNT), "tpm": (("ak", "ek_sha256"), Code.TPM_KEY)}
+
+
+def check_12_apart(machines: Iterable[Mapping[str, Appraised]]) -> None:
+    """No GPU, switch or TPM counts for two machines of a group.
+
+    Processors are not compared: several confidential machines may lie on one chip.
+
+    Args:
+        machines: of each what its kinds amount to, in order.
+
+    Raises:
+        CheckFailedError: `gpu-count` or `tpm-key`, about a device of the last machine that shows one of another's.
+    """
+    seen: set[Json] = set()
+    for roots in machines:
+        here: set[Json] = set()
+        for kind in roots.keys() & _OF_ONE_MACHINE.keys():
+            claims, code = _OF_ONE_MACHINE[kind]
+            for value in (roots[kind].claims.get(claim) for claim in claims):
+                named = set(value if isinstance(value, list) else [value]) - {None}
+                if shared := named & seen:
+                    message = f"a device of the kind {kind} that another machine of the group shows too"
+                    raise refusal(code, message, "each once", sorted(map(str, shared)))
+                here |= named
+        seen |= here
 
 
 def bound_of(

@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from glasshouse.attestation.detached import check_blobs, split
 from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.roots.root_table import check_12_apart
 from glasshouse.attestation.verify import check_1_message
 from glasshouse.broker.decide.challenges import check_2
 from glasshouse.broker.decide.decisions import ApiAnswer, Decision, Effect, Rest
@@ -49,8 +50,7 @@ from glasshouse.handshake.messages import Challenge
 from glasshouse.handshake.records import GroupState, LaunchRecord, check_14_group, rank_refused
 from glasshouse.wire.group import Group
 
-# Statements are built once: to build one costs as much as to run it. An update sets the columns that its values name;
-# its other parameters are named otherwise.
+# Built once: to build one costs as much as to run it. An update sets the columns that its values name, and no other.
 _NAMED = challenges.c.nonce == bindparam("challenge")
 _TAKE = update(challenges).where(_NAMED, challenges.c.used_us.is_(None))
 _KEEP = update(challenges).where(_NAMED)
@@ -262,7 +262,7 @@ class ReleaseGate:
         """Release to every machine of a group that was accepted.
 
         Raises:
-            _BlamedError: the evidence of one of them does not pass any more.
+            _BlamedError: of one of them: its evidence does not pass any more, or shows another's device.
             OvertakenError: another process was faster, and the transaction is to be run again.
         """
         made: dict[bytes, Release] = {}
@@ -271,6 +271,7 @@ class ReleaseGate:
         for row in waiting:
             try:
                 made[row["nonce"]] = self._made(connection, standing, row, now_us)
+                check_12_apart(release.appraisal.roots for release in made.values())
             except CheckFailedError as error:
                 raise _BlamedError(row["machine"], error) from None
         if len({release.leg and release.leg.start for release in made.values()}) != 1:

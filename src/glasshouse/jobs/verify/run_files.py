@@ -15,6 +15,7 @@ from glasshouse.evidence.heads import MAX_COUNTERSIGNED_HEAD_BYTES, Countersigne
 from glasshouse.evidence.log import VerifiedLog, read_lines, verify_heads, verify_log
 from glasshouse.evidence.receipt import Receipt
 from glasshouse.jobs.owner.home import is_there, open_regular
+from glasshouse.jobs.verify.hardware.repeated import check_apart
 from glasshouse.jobs.verify.receipt_chain import Chain
 from glasshouse.wire.group import Group
 from glasshouse.wire.states import Outcome
@@ -167,7 +168,8 @@ def check_group(chains: Sequence[Chain], *, whole: bool = True) -> Group:
         whole: whether each of its machines must be there; without, any of them is returned.
 
     Raises:
-        VerificationError: `group-mismatch`; `incomplete` when nothing contradicts it and a machine is missing.
+        VerificationError: `group-mismatch`; `evidence-invalid` where two show one device; `incomplete` when nothing
+            contradicts it and a machine is missing.
     """
     groups = [chain.token.group for chain in chains]
     found = [group for group in groups if group is not None]
@@ -186,6 +188,11 @@ def check_group(chains: Sequence[Chain], *, whole: bool = True) -> Group:
     here = [group.machine for group in found]
     if len(set(here)) != len(here):
         raise VerificationError(Code.GROUP_MISMATCH, "two receipts of one machine")
+    check_apart(
+        (one.hardware, one.evidence, one.ear)
+        for one in chains
+        if one.hardware and one.evidence and one.ear and "hardware" not in one.missing
+    )
     missing = sorted(set(range(found[0].machines)) - set(here))
     if missing and whole:
         named = ", ".join(map(str, missing))

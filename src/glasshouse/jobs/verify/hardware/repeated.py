@@ -6,7 +6,7 @@ Source: spec/hardware-evidence.md, section 6.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from glasshouse.attestation.ear import RUNTIME, Ear
 from glasshouse.attestation.evidence import Evidence
@@ -14,7 +14,7 @@ from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.collateral import EMPTY, Pack
-from glasshouse.attestation.roots.root_table import bound_of, check_12_hardware
+from glasshouse.attestation.roots.root_table import bound_of, check_12_apart, check_12_hardware
 from glasshouse.errors import Code, FormatError, UsageError, VerificationError
 from glasshouse.evidence.bundle import HardwareParts
 from glasshouse.wire.policy import Assurance
@@ -41,6 +41,21 @@ def check_appraisal(parts: HardwareParts, evidence: Evidence, ear: Ear) -> None:
         raise VerificationError(
             Code.CHAIN_EVIDENCE, "a TPM's key whose activation the attestation result tells otherwise"
         )
+
+
+def check_apart(machines: Iterable[tuple[HardwareParts, Evidence, Ear]]) -> None:
+    """No device counts for two machines of a group, as the gate saw to when it released to them.
+
+    Args:
+        machines: of those whose appraisal was repeated.
+
+    Raises:
+        VerificationError: `evidence-invalid`.
+    """
+    try:
+        check_12_apart([_appraised(*machine) for machine in machines])
+    except CheckFailedError as error:
+        raise VerificationError(Code.CHAIN_EVIDENCE, error.message) from None
 
 
 def _appraised(parts: HardwareParts, evidence: Evidence, ear: Ear) -> Mapping[str, Appraised]:
