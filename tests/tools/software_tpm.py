@@ -16,8 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from glasshouse.attestation.roots.tpm.boot_log import BootLog
-from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
-from glasshouse.attestation.roots.tpm.tpm_registers import QUOTED_PCRS
+from glasshouse.attestation.roots.tpm.tpm_policy import QUOTED_PCRS, TpmPolicy
 from glasshouse.runtime.roots.tpm import TpmCollector
 from glasshouse.runtime.roots.tpm_device import PASSWORD, TpmDevice, sized
 from tools.waiting import wait_for

@@ -26,8 +26,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from glasshouse.attestation.roots.binding import activation_mac
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.attestation.roots.tpm.tpm_blob import TpmBlob
-from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
-from glasshouse.attestation.roots.tpm.tpm_registers import QUOTED_PCRS
+from glasshouse.attestation.roots.tpm.tpm_policy import QUOTED_PCRS, TpmPolicy
 from glasshouse.handshake.messages import TpmKeys
 from glasshouse.wire.crypto import sha256
 

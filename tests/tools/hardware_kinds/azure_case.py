@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from glasshouse.attestation.roots.azure.azure_blob import AzureBlob
 from glasshouse.attestation.roots.azure.azure_evidence import appraise_machine
 from glasshouse.attestation.roots.collateral import Pack
-from glasshouse.attestation.roots.tpm.tpm_structures import refused
+from glasshouse.attestation.roots.refusing import refused
 from glasshouse.errors import Code
 from glasshouse.runtime.roots.tpm_device import sized
 from tools.hardware_cases import HardwareCase

@@ -20,8 +20,7 @@ from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.tpm.endorsement import check_endorsement, credential_for
 from glasshouse.attestation.roots.tpm.tpm_evidence import appraise
 from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
-from glasshouse.attestation.roots.tpm.tpm_quote import appraise_quote
-from glasshouse.attestation.roots.tpm.tpm_structures import attesting_key, check_ak
+from glasshouse.attestation.roots.tpm.tpm_quote import appraise_quote, attesting_key, check_ak
 from glasshouse.wire.crypto import sha256
 from tools.hardware_cases import HardwareCase
 

@@ -18,7 +18,7 @@ from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.tpm.boot_log import BootLog
 from glasshouse.attestation.roots.tpm.endorsement import check_endorsement
 from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
-from glasshouse.attestation.roots.tpm.tpm_structures import check_ak
+from glasshouse.attestation.roots.tpm.tpm_quote import check_ak
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.crypto import sha256
 from tools.ek_authority import EK_USE, EkAuthority

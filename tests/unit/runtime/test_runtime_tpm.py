@@ -24,10 +24,10 @@ from glasshouse.attestation.roots.collateral import EMPTY
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.attestation.roots.tpm.boot_log import BootLog
 from glasshouse.attestation.roots.tpm.endorsement import credential_for, make_credential
-from glasshouse.attestation.roots.tpm.tpm_blob import QUOTED_PCRS, TpmBlob
+from glasshouse.attestation.roots.tpm.tpm_blob import TpmBlob
 from glasshouse.attestation.roots.tpm.tpm_evidence import appraise
-from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
-from glasshouse.attestation.roots.tpm.tpm_structures import check_ak, check_signature
+from glasshouse.attestation.roots.tpm.tpm_policy import QUOTED_PCRS, TpmPolicy
+from glasshouse.attestation.roots.tpm.tpm_quote import check_ak, check_signature
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.roots import tpm as tpm_module
 from glasshouse.runtime.roots.tpm import TpmCollector

@@ -170,7 +170,7 @@ def test_every_story_of_hardware_holds_against_a_sound_gate(machines: Owner, one
     ("name", "module", "check"),
     [
         ("another machine's", tpm_evidence, "_check_named"),
-        ("another kernel", tpm_quote, "_check_values"),
+        ("another kernel", tpm_quote, "check_listed"),
         ("another maker", endorsement, "check_endorsement"),
         ("not activated", tpm_evidence, "_check_activation"),
     ],

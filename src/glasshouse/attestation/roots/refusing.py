@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.x509_errors import X509_ERRORS
 from glasshouse.errors import Code, FormatError
+
+_SHOWN = 64 * 66  # characters of a side of `check_listed`: as many values as a policy lists of a register
+_ERRORS: tuple[type[Exception], ...] = (LookupError, struct.error, *X509_ERRORS)
 
 
 def require(holds: bool, sentence: str) -> None:
@@ -23,13 +27,21 @@ def refusal(code: Code, message: str, expected: object = "", actual: object = ""
 
 @contextmanager
 def refused(code: Code, what: str) -> Iterator[None]:
-    """Turn what a reader raises, or `cryptography`, into a refusal."""
+    """Turn what a reader raises, ours or a library's, into a refusal."""
     try:
         yield
     except FormatError as error:
         raise refusal(code, f"{what}: {error.message}") from None
-    except X509_ERRORS as error:
+    except _ERRORS as error:
         raise refusal(code, f"{what}: {error or 'a signature that does not hold'}") from None
+
+
+def check_listed(what: str, found: str, listed: Iterable[str]) -> None:
+    """A value is one of the policy's; raises `CheckFailedError`, `reference-value-unknown`."""
+    accepted = sorted(listed)
+    if found not in accepted:
+        message = f"{what} of this machine has a value that the policy does not list"
+        raise refusal(Code.REFERENCE_VALUE, message, ", ".join(accepted)[:_SHOWN], found[:_SHOWN])
 
 
 def _shown(value: object) -> str:

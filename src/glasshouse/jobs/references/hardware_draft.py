@@ -16,8 +16,8 @@ from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.dstack.dstack_events import DstackBlob
 from glasshouse.attestation.roots.tdx.tdx_quote import TdxBlob, TdxQuote
 from glasshouse.attestation.roots.tpm.tpm_blob import TpmBlob
-from glasshouse.attestation.roots.tpm.tpm_registers import QUOTED_PCRS
-from glasshouse.attestation.roots.tpm.tpm_structures import check_ak
+from glasshouse.attestation.roots.tpm.tpm_policy import QUOTED_PCRS
+from glasshouse.attestation.roots.tpm.tpm_quote import check_ak
 from glasshouse.errors import GlasshouseError
 from glasshouse.runtime.roots.collectors import CLASSES, collector_of
 from glasshouse.wire.canonical import Json

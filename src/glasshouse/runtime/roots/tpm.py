@@ -11,7 +11,7 @@ from pathlib import Path
 
 from glasshouse.attestation.roots.binding import Bound, activation_mac
 from glasshouse.attestation.roots.tpm.tpm_blob import MAX_LOG_BYTES, TpmBlob
-from glasshouse.attestation.roots.tpm.tpm_registers import QUOTED_PCRS
+from glasshouse.attestation.roots.tpm.tpm_policy import QUOTED_PCRS
 from glasshouse.handshake.messages import MAX_EK_BYTES, TpmKeys
 from glasshouse.runtime.roots.collectors import unavailable
 from glasshouse.runtime.roots.tpm_device import TpmDevice, sized

@@ -11,18 +11,17 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey, RSAPublicNumbers
 
-from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.azure.azure_blob import AzureBlob
 from glasshouse.attestation.roots.azure.azure_policy import AzurePolicy
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
+from glasshouse.attestation.roots.refusing import refusal, refused, require
 from glasshouse.attestation.roots.sev_snp.amd_keys import PINNED, Product
 from glasshouse.attestation.roots.sev_snp.sev_snp_evidence import appraise_report
+from glasshouse.attestation.roots.tpm.tpm_policy import QUOTED_PCRS
 from glasshouse.attestation.roots.tpm.tpm_quote import appraise_quote
-from glasshouse.attestation.roots.tpm.tpm_registers import QUOTED_PCRS
-from glasshouse.attestation.roots.tpm.tpm_structures import refused
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import Json, b64decode
 from glasshouse.wire.crypto import sha256
@@ -33,7 +32,7 @@ _KEY = "HCLAkPub"
 def appraise(blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy: HardwarePolicy) -> Appraised:
     """Appraise the blob of kind `azure`; see `root_table.Appraise`."""
     if policy.azure is None:
-        raise CheckFailedError("12", Code.CHAIN_MISSING, "the policy names no azure")
+        raise refusal(Code.CHAIN_MISSING, "the policy names no azure")
     with refused(Code.HARDWARE_MALFORMED, "the evidence of Azure"):
         evidence = AzureBlob.parse(blob)
     return appraise_machine(
@@ -98,8 +97,8 @@ def _read_runtime(data: bytes) -> tuple[RSAPublicKey, dict[str, Json]]:
         }
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         raise FormatError(Code.SCHEMA, f"no JSON with one key {_KEY} and a configuration") from None
-    if len(modulus) != 256 or modulus[0] < 0x80:
-        raise FormatError(Code.SCHEMA, f"a key {_KEY} of another kind than RSA-2048 with the exponent 65537")
+    is_whole = len(modulus) == 256 and modulus[0] >= 0x80
+    require(is_whole, f"a key {_KEY} of another kind than RSA-2048 with the exponent 65537")
     return RSAPublicNumbers(65537, int.from_bytes(modulus, "big")).public_key(), facts
 
 

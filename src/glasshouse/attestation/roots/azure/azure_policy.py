@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from glasshouse.attestation.roots.sev_snp.sev_snp_policy import SevSnpPolicy
-from glasshouse.attestation.roots.tpm.tpm_registers import Registers, check_pcrs
+from glasshouse.attestation.roots.tpm.tpm_policy import Registers, check_image
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.record import LEFT_OUT, Member, Record, choice
 
@@ -23,9 +23,7 @@ class AzurePolicy(Record, name="policy.hardware.azure"):
     sev_snp: Annotated[SevSnpPolicy, Member("sev-snp")]  # of the report, which is about firmware and paravisor
 
     def __post_init__(self) -> None:
-        if not self.chain:
-            raise FormatError(Code.CHAIN_MISSING, "policy.hardware.azure names no chain: image")
-        check_pcrs("policy.hardware.azure", self.pcrs)
+        check_image("policy.hardware.azure", self.chain, self.pcrs)
         if self.sev_snp.vmpl:
             raise FormatError(Code.POLICY_IMPOSSIBLE, "policy.hardware.azure has a vmpl: the paravisor reports at 0")
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.dstack.dstack_events import DstackBlob, DstackEvent, replay
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
+from glasshouse.attestation.roots.refusing import check_listed, refusal, refused
 from glasshouse.attestation.roots.tdx import tdx_evidence as tdx
-from glasshouse.attestation.roots.tdx.tdx_signatures import Judge, refused
+from glasshouse.attestation.roots.tdx.tdx_signatures import Judge
 from glasshouse.errors import Code
 
 # What the launcher writes, in its order, before the first container starts; the others are not looked at.
@@ -44,18 +44,12 @@ def appraise_blob(
     config_ids = (*terms.config_ids, (b"\x01" + composed).ljust(48, b"\x00"))
     judge = Judge(collateral, root_sha256=root_sha256, now_us=now_us)
     report, found = tdx.appraise_quote(read.quote, judge, terms=terms, ages=policy.collateral, config_ids=config_ids)
-    if replay(read.events) != report.rtmr3:
-        raise CheckFailedError(
-            "12",
-            Code.DSTACK_EVENT,
-            "the events are not those of RTMR3",
-            expected=report.rtmr3.hex(),
-            actual=replay(read.events).hex(),
-        )
+    if (replayed := replay(read.events)) != report.rtmr3:
+        raise refusal(Code.DSTACK_EVENT, "the events are not those of RTMR3", report.rtmr3, replayed)
     launch = _launch(read.events)
     compose, provider = launch["compose-hash"], launch["key-provider"]
-    tdx.check_listed("compose-hash", compose.hex(), map(bytes.hex, terms.compose_hashes))
-    tdx.check_listed("key-provider", provider.decode("latin-1"), terms.key_providers)
+    check_listed("compose-hash", compose.hex(), map(bytes.hex, terms.compose_hashes))
+    check_listed("key-provider", provider.decode("latin-1"), terms.key_providers)
     tdx.check_binding(report, report_data)
     return replace(found, claims={**found.claims, "app_id": launch["app-id"].hex(), "compose_hash": compose.hex()})
 
@@ -66,12 +60,8 @@ def _launch(events: Sequence[DstackEvent]) -> dict[str, bytes]:
     A second one of a name, even behind the launcher's last, is an application's that would be taken for it.
     """
     launch = [event for event in events if event.name in _LAUNCH]
-    if tuple(event.name for event in launch) != _LAUNCH:
-        raise CheckFailedError(
-            "12",
-            Code.DSTACK_EVENT,
-            "the launcher's events are not each there once, in its order",
-            expected=", ".join(_LAUNCH),
-            actual=", ".join(event.name for event in launch)[:512],
-        )
+    names = [event.name for event in launch]
+    if names != [*_LAUNCH]:
+        what = "the launcher's events are not each there once, in its order"
+        raise refusal(Code.DSTACK_EVENT, what, _LAUNCH, names[: 2 * len(_LAUNCH)])
     return {event.name: event.payload for event in launch}

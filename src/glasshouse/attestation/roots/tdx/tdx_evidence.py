@@ -6,20 +6,19 @@ nothing here. Source: spec/hardware-evidence.md, section 7.3.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterable
 
 import dcap_qvl
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.appraised import CHAINED_VECTOR, Appraised
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy, MaxAges
+from glasshouse.attestation.roots.refusing import check_listed, refusal, refused, require
 from glasshouse.attestation.roots.tdx.tdx_policy import TdxTerms
 from glasshouse.attestation.roots.tdx.tdx_quote import TdReport, TdxBlob, TdxQuote
-from glasshouse.attestation.roots.tdx.tdx_signatures import Judge, refused
+from glasshouse.attestation.roots.tdx.tdx_signatures import Judge
 from glasshouse.errors import Code
 
 INTEL_ROOT_SHA256 = bytes.fromhex("44a0196b2b99f889b8e149e95b807a350e7424964399e885a7cbb8ccfab674d3")
@@ -27,7 +26,6 @@ INTEL_ROOT_SHA256 = bytes.fromhex("44a0196b2b99f889b8e149e95b807a350e7424964399e
 
 _SEPT_VE_DISABLE = 1 << 28
 _ALLOWED = _SEPT_VE_DISABLE | 1 << 30 | 1 << 31 | 1 << 63  # protection keys, key locker, performance counters
-_SHOWN = 512  # characters of a value in a refusal
 _XFAM_SET, _XFAM_DEFINED = 0x3, 0x6DBE7  # x87 and SSE; all that Intel defined
 
 
@@ -65,14 +63,10 @@ def appraise_quote(
     check_listed("fmspc", fmspc, terms.fmspcs)
     tcb = judge.signed_list(f"intel/tcb/{fmspc}", "tcbInfo", age_s=ages.tcb, fmspc=fmspc, id="TDX", pceId=pce)
     enclave = judge.signed_list("intel/qe-identity", "enclaveIdentity", age_s=ages.tcb, id="TD_QE")
-    if min(tcb.evaluation, enclave.evaluation) < terms.tcb_evaluation:
-        raise CheckFailedError(
-            "12",
-            Code.COLLATERAL_EXPIRED,
-            "Intel's lists in the collateral pack are of an older evaluation: `glasshouse collateral fetch`",
-            expected=f"at least {terms.tcb_evaluation}",
-            actual=f"{min(tcb.evaluation, enclave.evaluation)}",
-        )
+    evaluation = min(tcb.evaluation, enclave.evaluation)
+    if evaluation < terms.tcb_evaluation:
+        what = "Intel's lists in the collateral pack are of an older evaluation: `glasshouse collateral fetch`"
+        raise refusal(Code.COLLATERAL_EXPIRED, what, f"at least {terms.tcb_evaluation}", evaluation)
     _check_report(quote, terms, config_ids)
     item = judge.pack.named  # of the first, the issuers are in the quote
     lists = dcap_qvl.QuoteCollateralV3(
@@ -85,8 +79,7 @@ def appraise_quote(
             ("status", [verified.status], {"UpToDate", *terms.statuses}),
             ("advisories", verified.advisory_ids, set(terms.advisories)),
         ):
-            if not excepted.issuperset(found):
-                raise ValueError(f"{what} {', '.join(found)}, which the policy does not except")
+            require(excepted.issuperset(found), f"{what} {', '.join(found)}, which the policy does not except")
     _check_image(quote.report, terms)
     is_current = verified.status == "UpToDate" and not verified.advisory_ids
     return quote.report, Appraised(
@@ -95,7 +88,7 @@ def appraise_quote(
         claims={
             "advisories": sorted(verified.advisory_ids),
             "fmspc": fmspc,
-            "tcb_evaluation": min(tcb.evaluation, enclave.evaluation),
+            "tcb_evaluation": evaluation,
             "tcb_status": verified.status,
         },
     )
@@ -103,46 +96,29 @@ def appraise_quote(
 
 def check_binding(report: TdReport, report_data: bytes) -> None:
     """The quote is of this run; raises `CheckFailedError`, `hardware-binding`."""
-    if not hmac.compare_digest(report.report_data, report_data):
-        raise CheckFailedError(
-            "12",
-            Code.HARDWARE_BINDING,
-            "a quote about another run, challenge or key, or without the GPUs' evidence",
-            expected=report_data.hex(),
-            actual=report.report_data.hex(),
-        )
-
-
-def check_listed(what: str, found: str, listed: Iterable[str]) -> None:
-    """A value is one of the policy's; raises `CheckFailedError`, `reference-value-unknown`."""
-    if found not in set(listed):
-        raise CheckFailedError(
-            "12",
-            Code.REFERENCE_VALUE,
-            f"{what} of this machine has a value that the policy does not list",
-            expected=", ".join(sorted(listed))[:_SHOWN],
-            actual=found[:_SHOWN],
-        )
+    if report.report_data != report_data:
+        what = "a quote about another run, challenge or key, or without the GPUs' evidence"
+        raise refusal(Code.HARDWARE_BINDING, what, report_data, report.report_data)
 
 
 def _check_report(quote: TdxQuote, terms: TdxTerms, config_ids: Iterable[bytes]) -> None:
     report = quote.report
     attributes, xfam = (int.from_bytes(bits, "little") for bits in (report.attributes, report.xfam))
     if attributes & 0xFF:
-        raise CheckFailedError(
-            "12", Code.HARDWARE_DEBUG, "this machine's host may debug it", expected="0", actual=f"{attributes & 0xFF}"
-        )
-    zero = (bytes(48).hex(),)
+        raise refusal(Code.HARDWARE_DEBUG, "this machine's host may debug it", 0, attributes & 0xFF)
     if attributes & _SEPT_VE_DISABLE == 0 or attributes & ~_ALLOWED:
         check_listed("attributes", report.attributes.hex(), (_SEPT_VE_DISABLE.to_bytes(8, "little").hex(),))
     if terms.xfam or xfam & _XFAM_SET != _XFAM_SET or xfam & ~_XFAM_DEFINED:
         check_listed("xfam", report.xfam.hex(), map(bytes.hex, terms.xfam))
-    check_listed("mrsignerseam", report.mrsignerseam.hex(), zero)
-    check_listed("seam attributes", report.seam_attributes.hex(), (bytes(8).hex(),))
-    check_listed("mrservicetd", quote.service_td.hex(), zero)
-    check_listed("mrconfigid", report.mrconfigid.hex(), map(bytes.hex, config_ids))
-    check_listed("mrowner", report.mrowner.hex(), (terms.owner.hex(),))
-    check_listed("mrownerconfig", report.mrownerconfig.hex(), (terms.owner_config.hex(),))
+    for name, found, accepted in (
+        ("mrsignerseam", report.mrsignerseam, (bytes(48),)),
+        ("seam attributes", report.seam_attributes, (bytes(8),)),
+        ("mrservicetd", quote.service_td, (bytes(48),)),
+        ("mrconfigid", report.mrconfigid, config_ids),
+        ("mrowner", report.mrowner, (terms.owner,)),
+        ("mrownerconfig", report.mrownerconfig, (terms.owner_config,)),
+    ):
+        check_listed(name, found.hex(), map(bytes.hex, accepted))
 
 
 def _check_image(report: TdReport, terms: TdxTerms) -> None:

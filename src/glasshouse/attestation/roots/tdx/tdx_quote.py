@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from glasshouse.attestation.roots.refusing import require
 from glasshouse.attestation.roots.x509_errors import X509_ERRORS
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.record import Record, octets
@@ -53,6 +54,22 @@ class TdReport(NamedTuple):
     report_data: bytes
 
 
+class QuoteSignature(NamedTuple):
+    """What is behind the report, up to the certificates."""
+
+    size: int  # of all that follows
+    signature: bytes  # of header and report
+    key: bytes  # the attestation key's coordinates
+    qe_kind: int
+    qe_size: int
+    qe_report: bytes  # of the quoting enclave, which made that key
+    qe_signature: bytes
+    authentication_size: int
+    authentication: bytes
+    chain_kind: int
+    chain_size: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TdxQuote:
     """A quote whose signatures have **not** been checked yet."""
@@ -61,11 +78,7 @@ class TdxQuote:
     signed: bytes  # header and report
     report: TdReport
     service_td: bytes  # MRSERVICETD, of TDX 1.5; zero else
-    signature: bytes
-    key: bytes  # the attestation key's coordinates
-    qe_report: bytes  # of the quoting enclave, which made that key
-    qe_signature: bytes
-    qe_authentication: bytes
+    by: QuoteSignature
     pem: bytes
     chain: tuple[x509.Certificate, ...]  # the PCK's, its issuer's, the root
 
@@ -73,37 +86,34 @@ class TdxQuote:
     def parse(cls, raw: bytes) -> TdxQuote:
         """Read a quote; raises `FormatError`."""
         try:
-            version, key_type, tee, vendor = _HEADER.unpack_from(raw)
-            at, kind = _HEADER.size, 2
+            version, *header = _HEADER.unpack_from(raw)
+            at, kind, length = _HEADER.size, 2, _REPORT.size
             if version == 5:
                 kind, length = _TYPED.unpack_from(raw, at)
                 at += _TYPED.size
             tail = 64 * (kind == 3)
             end = at + _REPORT.size + tail
-            whole, signature, key, data, size, qe_report, qe_signature, auth, authentication, form, pem_size = (
-                _BEHIND.unpack_from(raw, end)
-            )
+            by = QuoteSignature(*_BEHIND.unpack_from(raw, end))
             pem = raw[end + _BEHIND.size :]
             chain = tuple(x509.load_pem_x509_certificates(pem.removesuffix(b"\x00")))
+            encoded = b"".join(one.public_bytes(Encoding.PEM) for one in chain)
         except _ERRORS as error:
             raise FormatError(Code.SCHEMA, f"a quote that cannot be read: {error}") from None
-        lengths = (whole, size, auth, pem_size) == (len(raw) - end - 4, len(raw) - end - 138, 32, len(pem))
-        if version not in (4, 5) or kind not in (2, 3) or (version == 5 and length != _REPORT.size + tail):
-            raise FormatError(Code.SCHEMA, f"a quote of version {version} with a report of type {kind}")
-        if (key_type, tee, vendor, data, form) != (_ECDSA_P256, _TDX, _INTEL, _QE_REPORT, _PEM_CHAIN) or not lengths:
-            raise FormatError(Code.SCHEMA, "a quote that is none of TDX, or whose parts have other lengths")
-        if len(chain) != 3 or b"".join(one.public_bytes(Encoding.PEM) for one in chain) != pem.removesuffix(b"\x00"):
-            raise FormatError(Code.SCHEMA, "a quote whose certificates are not three, or not in their one form")
-        return cls(
-            raw=raw,
-            signed=raw[:end],
-            report=TdReport(*_REPORT.unpack_from(raw, at)),
-            service_td=raw[end - 48 : end] if tail else bytes(48),
-            signature=signature,
-            key=key,
-            qe_report=qe_report,
-            qe_signature=qe_signature,
-            qe_authentication=authentication,
-            pem=pem,
-            chain=chain,
+        is_known = version in (4, 5) and kind in (2, 3) and length == _REPORT.size + tail
+        require(is_known, f"a quote of version {version} with a report of type {kind}")
+        behind = len(raw) - end - 4
+        stated = by._replace(
+            size=behind,
+            qe_kind=_QE_REPORT,
+            qe_size=behind - 134,
+            authentication_size=32,
+            chain_kind=_PEM_CHAIN,
+            chain_size=len(pem),
         )
+        is_formed = header == [_ECDSA_P256, _TDX, _INTEL] and by == stated
+        require(is_formed, "a quote that is none of TDX, or whose parts have other lengths")
+        is_chain = len(chain) == 3 and encoded == pem.removesuffix(b"\x00")
+        require(is_chain, "a quote whose certificates are not three, or not in their one form")
+        report = TdReport(*_REPORT.unpack_from(raw, at))
+        service_td = raw[end - 48 : end] if tail else bytes(48)
+        return cls(raw=raw, signed=raw[:end], report=report, service_td=service_td, by=by, pem=pem, chain=chain)

@@ -7,42 +7,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.roots.certificate_path import certificate_path
 from glasshouse.attestation.roots.collateral import Pack, check_current
+from glasshouse.attestation.roots.refusing import refusal, refused, require
 from glasshouse.attestation.roots.tdx.tdx_quote import TdxQuote
-from glasshouse.attestation.roots.x509_errors import X509_ERRORS
-from glasshouse.errors import Code, FormatError
+from glasshouse.errors import Code
 from glasshouse.wire.crypto import sha256
 
 _DAY_S = 24 * 3600
-_ERRORS: tuple[type[Exception], ...] = (LookupError, *X509_ERRORS)
 _AUTHORITIES = {f"Intel SGX PCK {name} CA": f"intel/pck-crl/{name.lower()}" for name in ("Platform", "Processor")}
-
-
-@contextmanager
-def refused(code: Code, what: str) -> Iterator[None]:
-    """Turn whatever a parser or a signature's check raises into a refusal of check 12."""
-    try:
-        yield
-    except InvalidSignature:
-        raise CheckFailedError("12", code, f"{what}: a signature that its key did not make") from None
-    except FormatError as error:
-        raise CheckFailedError("12", code, f"{what}: {error.message}") from None
-    except _ERRORS as error:  # also our own sentences
-        raise CheckFailedError("12", code, f"{what}: {error}") from None
 
 
 class SignedList(NamedTuple):
@@ -74,13 +56,14 @@ class Judge:
         self.use_root(root)
         pck_list = self._list(self.pck_list, issuer, crl_age_s)
         if _is_on(pck_list, pck) or _is_on(self._root_list, issuer):
-            raise CheckFailedError("12", Code.HARDWARE_REVOKED, "a certificate of the quote is on its issuer's list")
+            raise refusal(Code.HARDWARE_REVOKED, "a certificate of the quote is on its issuer's list")
         with refused(Code.HARDWARE_SIGNATURE, "the quote is not signed by its processor"):
-            _verify(pck.public_key(), quote.qe_signature, quote.qe_report)
-            if quote.qe_report[320:] != sha256(quote.key + quote.qe_authentication) + bytes(32):
-                raise ValueError("an attestation key that its quoting enclave did not make")
-            key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), b"\x04" + quote.key)
-            _verify(key, quote.signature, quote.signed)
+            by = quote.by
+            _verify(pck.public_key(), by.qe_signature, by.qe_report)
+            is_made = by.qe_report[320:] == sha256(by.key + by.authentication) + bytes(32)
+            require(is_made, "an attestation key that its quoting enclave did not make")
+            key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), b"\x04" + by.key)
+            _verify(key, by.signature, quote.signed)
 
     def use_root(self, root: x509.Certificate) -> None:
         """Read the root's own list, by which signers are judged; raises `CheckFailedError`.
@@ -91,7 +74,7 @@ class Judge:
         # Intel makes it about once a year, so that its own end alone counts.
         self._root_list = self._list("intel/root-crl", root, 400 * _DAY_S)
 
-    def signed_list(self, name: str, member: str, *, age_s: int, **stated: Any) -> SignedList:
+    def signed_list(self, name: str, member: str, *, age_s: int, **stated: str) -> SignedList:
         """Check 6, after the others: a list of Intel's is signed, of this time, and what its name says.
 
         Args:
@@ -110,12 +93,11 @@ class Judge:
             if (parts := form.fullmatch(data)) is None:
                 raise ValueError(f"not a signed {member}")
             text, signature = parts[1], bytes.fromhex(parts[2].decode())
-            if _is_on(self._root_list, signer):
-                raise ValueError("signed by a certificate that is on its issuer's list")
+            require(not _is_on(self._root_list, signer), "signed by a certificate that is on its issuer's list")
             _verify(signer.public_key(), signature, text)
             found = json.loads(text)
-            if {one: str(found[one]).upper() for one in stated} != {one: str(value) for one, value in stated.items()}:
-                raise ValueError("of something else than its name says")
+            is_named = all(str(found[one]).upper() == value for one, value in stated.items())
+            require(is_named, "of something else than its name says")
             issued, expires = (datetime.fromisoformat(found[date]) for date in ("issueDate", "nextUpdate"))
             number = int(found["tcbEvaluationDataNumber"])
         self._check_current(name, issued, expires, age_s)
@@ -124,26 +106,19 @@ class Judge:
         return SignedList(pem, text.decode(), signature, number)
 
     def _check_chain(self, chain: tuple[x509.Certificate, ...], code: Code, what: str) -> None:
+        *below, root = chain
         with refused(code, what):
-            if sha256(chain[-1].public_bytes(Encoding.DER)) != self._root_sha256:
-                raise ValueError("they do not lead to Intel's root")
-            for child, issuer in reversed(tuple(pairwise(chain))):  # nothing is read of what is not yet signed
-                child.verify_directly_issued_by(issuer)
-                constraints = child.extensions.get_extension_for_class(x509.BasicConstraints).value
-                if constraints.ca != (child is not chain[0]):  # an authority's key signs certificates, no other does
-                    raise ValueError("a certificate for another use")
-            start = max(_us(one.not_valid_before_utc) for one in chain)
-            end = min(_us(one.not_valid_after_utc) for one in chain)
-            if not start <= self.now_us < end:
-                raise ValueError("one is not yet or no longer valid")
-        self.until_us = min(self.until_us, end)
+            is_pinned = sha256(root.public_bytes(Encoding.DER)) == self._root_sha256
+            require(is_pinned, "they do not lead to Intel's root")
+            _, end_us = certificate_path(below, [root], self.now_us)
+        self.until_us = min(self.until_us, end_us)
 
     def _list(self, name: str, issuer: x509.Certificate, age_s: int) -> x509.CertificateRevocationList:
         data = self.pack.named(name)
         with refused(Code.COLLATERAL_INVALID, name):
             found = x509.load_der_x509_crl(data)
-            if found.issuer != issuer.subject or not found.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type]
-                raise ValueError("not signed by the issuer of the certificates that it is about")
+            is_signed = found.issuer == issuer.subject and found.is_signature_valid(issuer.public_key())  # type: ignore[arg-type]
+            require(is_signed, "not signed by the issuer of the certificates that it is about")
             if (expires := found.next_update_utc) is None:
                 raise ValueError("a list without an end")
         self._check_current(name, found.last_update_utc, expires, age_s)

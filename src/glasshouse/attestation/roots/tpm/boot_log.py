@@ -10,6 +10,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
+from glasshouse.attestation.roots.refusing import require
 from glasshouse.errors import Code, FormatError
 
 _NO_ACTION, _SHA256 = 3, 0x000B
@@ -27,37 +28,31 @@ class BootLog:
     @classmethod
     def read(cls, log: bytes) -> BootLog:
         """Read a log; raises `FormatError` where it is not read to its last byte."""
-        try:
-            return cls._read(log)
-        except (struct.error, KeyError):
-            raise FormatError(Code.SCHEMA, "an event log that is cut short or not of the crypto-agile form") from None
-
-    @classmethod
-    def _read(cls, log: bytes) -> BootLog:
-        banks, at = _banks(log)
         events: list[tuple[int, bytes]] = []
         locality = 0
-        while at < len(log):
-            register, kind, count = struct.unpack_from("<III", log, at)
-            at += 12
-            if count > len(banks):
-                raise FormatError(Code.SCHEMA, "an event of other banks than its log's")
-            digests: dict[int, bytes] = {}
-            for _ in range(count):
-                (algorithm,) = struct.unpack_from("<H", log, at)
-                digests[algorithm] = log[at + 2 : at + 2 + _SIZES[algorithm]]
-                at += 2 + _SIZES[algorithm]
-            (length,) = struct.unpack_from("<I", log, at)
-            data = log[at + 4 : at + 4 + length]
-            at += 4 + length
-            if kind == _NO_ACTION:
-                locality = data[-1] if data.startswith(_LOCALITY) else locality
-            elif register > 23 or digests.keys() != banks:
-                raise FormatError(Code.SCHEMA, "an event of no register, or of other banks than its log's")
-            else:
+        try:
+            banks, at = _banks(log)
+            while at < len(log):
+                register, kind, count = struct.unpack_from("<III", log, at)
+                require(count <= len(banks), "an event of other banks than its log's")
+                at += 12
+                digests: dict[int, bytes] = {}
+                for _ in range(count):
+                    (algorithm,) = struct.unpack_from("<H", log, at)
+                    digests[algorithm] = log[at + 2 : at + 2 + _SIZES[algorithm]]
+                    at += 2 + _SIZES[algorithm]
+                (length,) = struct.unpack_from("<I", log, at)
+                data = log[at + 4 : at + 4 + length]
+                at += 4 + length
+                if kind == _NO_ACTION:
+                    locality = data[-1] if data.startswith(_LOCALITY) else locality
+                    continue
+                is_extended = register <= 23 and digests.keys() == banks
+                require(is_extended, "an event of no register, or of other banks than its log's")
                 events.append((register, digests[_SHA256]))
-        if at > len(log):
-            raise FormatError(Code.SCHEMA, "an event log that is cut short")
+        except (struct.error, KeyError):
+            raise FormatError(Code.SCHEMA, "an event log that is cut short or not of the crypto-agile form") from None
+        require(at == len(log), "an event log that is cut short")
         return cls(locality=locality, events=tuple(events))
 
     def replay(self) -> dict[int, bytes]:
@@ -74,8 +69,9 @@ def _banks(log: bytes) -> tuple[set[int], int]:
     pairs = [struct.unpack_from("<HH", log, 60 + 4 * each) for each in range(min(count, len(_SIZES) + 1))]
     (more,) = struct.unpack_from("<B", log, 60 + 4 * len(pairs))  # what the vendor adds
     banks, end = {algorithm for algorithm, _ in pairs}, 61 + 4 * len(pairs) + more
-    if (register, kind, digest, signature, 32 + size) != (0, _NO_ACTION, bytes(20), b"Spec ID Event03\0", end):
-        raise FormatError(Code.SCHEMA, "an event log that is not of the crypto-agile form")
-    if _SHA256 not in banks or len(banks) < len(pairs) or any(_SIZES[one] != length for one, length in pairs):
-        raise FormatError(Code.SCHEMA, "an event log without the bank sha256, or with one twice or of another size")
+    found = (register, kind, digest, signature, 32 + size)
+    is_agile = found == (0, _NO_ACTION, bytes(20), b"Spec ID Event03\0", end)
+    require(is_agile, "an event log that is not of the crypto-agile form")
+    is_read = _SHA256 in banks and len(banks) == len(pairs) and all(_SIZES[one] == size for one, size in pairs)
+    require(is_read, "an event log without the bank sha256, or with one twice or of another size")
     return banks, end

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from datetime import UTC, datetime
 
 from cryptography import x509
 from cryptography.hazmat.decrepit.ciphers.modes import CFB
@@ -16,11 +15,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.x509 import verification
 
+from glasshouse.attestation.roots.certificate_path import certificate_path
+from glasshouse.attestation.roots.refusing import refused, require
 from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
-from glasshouse.attestation.roots.tpm.tpm_structures import check_ak, refused
-from glasshouse.attestation.roots.x509_errors import X509_ERRORS
+from glasshouse.attestation.roots.tpm.tpm_quote import check_ak
 from glasshouse.errors import Code, FormatError
 
 MAX_CERTIFICATES = 4
@@ -40,18 +39,9 @@ def check_endorsement(ek: bytes, *, policy: TpmPolicy, now_us: int) -> int:
         CheckFailedError: `tpm-endorsement`.
     """
     with refused(Code.TPM_ENDORSEMENT, "the endorsement key"):
-        try:
-            given = _certificates(ek)
-            path = _path(given, [x509.load_der_x509_certificate(root) for root in policy.ek_roots], now_us)
-            _check_use(*path[:2])
-        except X509_ERRORS as error:
-            # Its text may have names that a stranger wrote.
-            why = f"no way that holds now from its certificate to a root of the policy ({type(error).__name__})"
-            raise FormatError(Code.SCHEMA, why) from None
-        end = min(int(one.not_valid_after_utc.timestamp()) for one in path) * 1_000_000
-        if path[:-1] != given or now_us >= end:
-            raise FormatError(Code.SCHEMA, "a certificate that is over, or that is not on the way to a root")
-    return min(end, 2**53 - 1)
+        path, end_us = certificate_path(_certificates(ek), policy.roots(), now_us)
+        _check_use(*path[:2])
+    return end_us
 
 
 def credential_for(ak: bytes, ek: bytes, secret: bytes, *, policy: TpmPolicy, now_us: int) -> bytes | None:
@@ -109,34 +99,11 @@ def _certificates(data: bytes) -> list[x509.Certificate]:
     found: list[x509.Certificate] = []
     while data or not found:
         end = 4 + int.from_bytes(data[2:4], "big")
-        if data[:2] != b"\x30\x82" or end > len(data) or len(found) == MAX_CERTIFICATES:
-            raise FormatError(Code.SCHEMA, f"not 1 to {MAX_CERTIFICATES} certificates, DER")
+        is_one = data[:2] == b"\x30\x82" and end <= len(data) and len(found) < MAX_CERTIFICATES
+        require(is_one, f"not 1 to {MAX_CERTIFICATES} certificates, DER")
         found.append(x509.load_der_x509_certificate(data[:end]))
         data = data[end:]
     return found
-
-
-def _path(given: list[x509.Certificate], roots: list[x509.Certificate], now_us: int) -> list[x509.Certificate]:
-    """Return the way from the first certificate to a root, which was verified."""
-    authority = (
-        verification.ExtensionPolicy.permit_all()
-        .require_present(x509.BasicConstraints, verification.Criticality.AGNOSTIC, _may_issue)
-        .require_present(x509.KeyUsage, verification.Criticality.AGNOSTIC, _may_issue)
-    )
-    verifier = (
-        verification.PolicyBuilder()
-        .store(verification.Store(roots))
-        .time(datetime.fromtimestamp(now_us // 1_000_000, UTC))
-        .max_chain_depth(MAX_CERTIFICATES)
-        .extension_policies(ca_policy=authority, ee_policy=verification.ExtensionPolicy.permit_all())
-        .build_client_verifier()
-    )
-    return verifier.verify(given[0], given[1:]).chain
-
-
-def _may_issue(_policy: object, _certificate: object, found: x509.BasicConstraints | x509.KeyUsage) -> None:
-    if not (found.ca if isinstance(found, x509.BasicConstraints) else found.key_cert_sign):
-        raise ValueError("an issuer that may not issue")
 
 
 def _key_of(certificate: x509.Certificate) -> rsa.RSAPublicKey | ec.EllipticCurvePublicKey:
@@ -157,7 +124,6 @@ def _check_use(certificate: x509.Certificate, issuer: x509.Certificate) -> None:
         uses = issuer.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     usage = found.get_extension_for_class(x509.KeyUsage).value
     opens = usage.key_encipherment if isinstance(key, rsa.RSAPublicKey) else usage.key_agreement
-    signs = usage.digital_signature or usage.content_commitment or usage.key_cert_sign or usage.crl_sign
-    is_authority = any(isinstance(one.value, x509.BasicConstraints) and one.value.ca for one in found)
-    if _EK_USE not in uses or not opens or signs or is_authority:
-        raise FormatError(Code.SCHEMA, "a certificate for another use than of an endorsement key")
+    signs = usage.digital_signature or usage.content_commitment or usage.crl_sign
+    is_for_it = _EK_USE in uses and opens and not signs
+    require(is_for_it, "a certificate for another use than of an endorsement key")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from glasshouse.attestation.roots.kinds import MAX_BLOB_BYTES
-from glasshouse.attestation.roots.tpm.tpm_registers import QUOTED_PCRS
+from glasshouse.attestation.roots.tpm.tpm_policy import QUOTED_PCRS
 from glasshouse.wire.record import LEFT_OUT, Record, digest, items, octets
 
 MAX_LOG_BYTES = 128 * 1024

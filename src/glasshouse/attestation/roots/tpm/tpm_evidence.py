@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import hmac
 
-from glasshouse.attestation.refusal import CheckFailedError, check_same
+from glasshouse.attestation.refusal import check_same
 from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.binding import Bound, activation_mac
 from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
+from glasshouse.attestation.roots.refusing import refusal, refused
 from glasshouse.attestation.roots.tpm.endorsement import check_endorsement
 from glasshouse.attestation.roots.tpm.tpm_blob import TpmBlob
-from glasshouse.attestation.roots.tpm.tpm_quote import appraise_quote
-from glasshouse.attestation.roots.tpm.tpm_structures import attesting_key, check_ak, refused
+from glasshouse.attestation.roots.tpm.tpm_quote import appraise_quote, attesting_key, check_ak
 from glasshouse.errors import Code
 from glasshouse.wire.canonical import Json
 from glasshouse.wire.crypto import sha256
@@ -29,7 +29,7 @@ def appraise(blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy
     del collateral  # what a TPM's maker revokes is in no list that is common to them
     accepted = policy.tpm
     if accepted is None:
-        raise CheckFailedError("12", Code.CHAIN_MISSING, "the policy names no tpm")
+        raise refusal(Code.CHAIN_MISSING, "the policy names no tpm")
     with refused(Code.HARDWARE_MALFORMED, "the evidence of the TPM"):
         evidence = TpmBlob.parse(blob)
     name = check_ak(evidence.ak)
@@ -63,6 +63,6 @@ def _check_named(what: str, code: Code, given: bytes, named: bytes | None, bound
 def _check_activation(activation: bytes | None, bound: Bound) -> None:
     """The TPM opened the challenge's credential for this composite; not repeated, for its secret is gone."""
     if activation is None or (bound.secret is None and not bound.is_repeated):
-        raise CheckFailedError("12", Code.TPM_ACTIVATION, "evidence of a TPM's key without its activation")
+        raise refusal(Code.TPM_ACTIVATION, "evidence of a TPM's key without its activation")
     if bound.secret is not None and not hmac.compare_digest(activation, activation_mac(bound.secret, bound.composite)):
-        raise CheckFailedError("12", Code.TPM_ACTIVATION, "an activation of another challenge, key or run")
+        raise refusal(Code.TPM_ACTIVATION, "an activation of another challenge, key or run")
