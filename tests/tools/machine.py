@@ -75,7 +75,7 @@ class WithoutSecretMemory(Kernel):
 class WithoutSeccomp(Kernel):
     """A kernel built without system call filters."""
 
-    def seccomp(self, program: bytes, flags: int = 0) -> None:
+    def seccomp(self, program: bytes, flags: int = 0) -> int:
         raise KernelError("seccomp", 22)
 
 

@@ -56,7 +56,7 @@ _OPEN_TREE_CLONE = 1
 _SECCOMP_SET_MODE_FILTER = 1
 # Without the second, kernels before 5.16 switch on a speculation mitigation that slows training and protects only
 # code that runs untrusted code in its own process.
-SECCOMP_TSYNC, SECCOMP_SPEC_ALLOW = 1, 4
+SECCOMP_TSYNC, SECCOMP_SPEC_ALLOW, NEW_LISTENER = 1, 4, 8
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
@@ -133,10 +133,13 @@ class Kernel:
         """Return the address of the first occurrence, or None. Not a system call; libc's search copies nothing."""
         return self._memmem(haystack, length, needle, needle_length)  # type: ignore[no-any-return]
 
-    def seccomp(self, program: bytes, flags: int = SECCOMP_TSYNC | SECCOMP_SPEC_ALLOW) -> None:
-        """Install a BPF filter (8 bytes an instruction) in every thread, for good; needs no_new_privs."""
+    def seccomp(self, program: bytes, flags: int = SECCOMP_TSYNC | SECCOMP_SPEC_ALLOW) -> int:
+        """Install a BPF filter (8 bytes an instruction), in every thread, for good; needs no_new_privs.
+
+        With `NEW_LISTENER`, and without `SECCOMP_TSYNC`, return the descriptor by which waiting calls are answered.
+        """
         description = _FilterProgram(len(program) // 8, program)
-        self.call("seccomp", _SECCOMP_SET_MODE_FILTER, flags, ctypes.addressof(description))
+        return self.call("seccomp", _SECCOMP_SET_MODE_FILTER, flags, ctypes.addressof(description))
 
     def landlock_abi(self) -> int:
         """Return the version of Landlock that this kernel offers; 0 for none."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import socket
 
 import pytest
 
-from glasshouse.runtime.confine import private_root
-from glasshouse.runtime.kernel import Kernel
+from glasshouse.runtime.confine import landlock, silent_listener
+from glasshouse.runtime.kernel import NEW_LISTENER, Kernel
+from glasshouse.runtime.syscalls import KernelError
+from glasshouse.runtime.worker.sandbox import Worker
 from tools.machine import (
+    HALF_ISOLATED,
     WithoutLandlock,
     WithoutNamespaces,
     needs_filters,
@@ -62,28 +68,166 @@ def test_where_there_is_a_gpu_its_library_may_name_threads_and_nothing_else_of_p
     assert "process-files" not in ran.report.notes
 
 
+# As NVIDIA's library goes on: a thread waits at a socket at which other processes ask for memory, and takes what calls.
+LISTENER = """
+import select, socket, sys, threading
+library = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+library.bind(NAME)
+library.listen(128)
+woken, tries = [], threading.Semaphore(0)
+def serve():
+    poll = select.poll()
+    poll.register(library, select.POLLIN)
+    for _ in range(5):
+        for _, events in poll.poll(20):
+            woken.append(events)
+            try:
+                library.accept()
+            except OSError as error:
+                woken.append(error.strerror)
+        tries.release()
+threading.Thread(target=serve).start()
+for _ in range(5):
+    tries.acquire()
+print(woken, library.getsockname(), flush=True)
+sys.stdin.read()
+"""
+
+
+def called(kernel: Kernel, name: str) -> tuple[str, str, set[str], tuple[str, ...]]:
+    """Run what listens as NVIDIA's library does, and call it from outside; return what it saw and what the call got."""
+
+    def call(worker: Worker) -> dict[str, object]:
+        seen = os.read(worker.stdout, 4096).decode()
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with one:
+            try:
+                one.connect(name)
+                return {"seen": seen, "call": "connected"}
+            except OSError as error:
+                return {"seen": seen, "call": errno.errorcode[error.errno or 0]}
+
+    ran = run(LISTENER.replace("NAME", repr(name)), kernel=kernel, process_files=True, after=call)
+    assert ran.errors == ""
+    return str(ran.facts["seen"]), str(ran.facts["call"]), ran.passed(), ran.report.notes
+
+
 @needs_filters
-def test_where_names_of_sockets_are_refused_a_gpus_library_is_told_that_it_has_one_and_has_none(
+@needs_landlock
+@pytest.mark.parametrize("lacking", ["no-network-namespace", "no-pid-namespace", "no-mount-namespace"])
+def test_where_names_of_sockets_are_refused_a_gpus_library_listens_and_is_called_by_nothing(lacking: str) -> None:
+    """It ends where it cannot listen, and takes a processor where its socket is hung up for ever."""
+    seen, call, passed, notes = called(HALF_ISOLATED[lacking], f"\0cuda-uvmfd-{os.getpid()}-2")
+    assert (seen, call) == ("[] \n", "ECONNREFUSED")
+    assert {"egress-closed", "seccomp-filter"} <= passed
+    assert "listener-spins" not in notes
+    refused = "import socket; socket.socket(socket.AF_UNIX).bind(chr(0) + 'cuda')"
+    assert "PermissionError" in run(refused, kernel=HALF_ISOLATED[lacking]).errors
+
+
+class Watched(WithoutNamespaces):
+    """A container whose manager waits for calls itself, as LXD's does: the kernel allows one that does."""
+
+    def seccomp(self, program: bytes, flags: int = 0) -> int:
+        if flags & NEW_LISTENER:
+            raise KernelError("seccomp", errno.EBUSY)
+        return super().seccomp(program, flags) if flags else super().seccomp(program)
+
+
+@needs_filters
+def test_where_no_call_can_wait_a_gpus_library_begins_all_the_same_and_the_report_says_at_what_cost() -> None:
+    seen, call, passed, notes = called(Watched(), f"\0cuda-uvmfd-{os.getpid()}-3")
+    assert "Invalid argument" in seen
+    assert call == "ECONNREFUSED"
+    assert "egress-closed" in passed
+    assert "listener-spins" in notes
+
+
+@needs_filters
+def test_what_answers_a_librarys_listen_could_give_it_no_name_if_a_script_steered_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As in a container, which is shown what changes the machine read-only.
-    monkeypatch.setattr(private_root, "processes_alone_are_open", lambda: True)
+    def let_go_on(kernel: Kernel, descriptor: int, silent: int) -> None:
+        notice = ctypes.create_string_buffer(256)
+        kernel.call("ioctl", descriptor, 0xC0502100, ctypes.addressof(notice))
+        kernel.call("ioctl", descriptor, 0xC0182101, notice.raw[:8] + bytes(12) + (1).to_bytes(4, "little"))
+
+    monkeypatch.setattr(silent_listener, "_answer", let_go_on)
     code = """
 import socket
-library = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-library.bind(b"\\0cuda-uvmfd-4026531836-2")
-library.listen(128)
-print(repr(library.getsockname()))
+for name in (chr(0) + "way-out", "way-out", ""):
+    library = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    library.bind(name)
+    try:
+        library.listen(128)
+    except OSError as error:
+        print(error.strerror, library.getsockname())
 """
-    ran = run(code, kernel=WithoutNamespaces(), process_files=True)
-    assert (ran.output, ran.errors) == ("''\n", "")
-    assert {"egress-closed", "seccomp-filter"} <= ran.passed()
-    assert "PermissionError" in run(code, kernel=WithoutNamespaces()).errors
+    # Of the second it is gone, and nothing answers.
+    gone = "Function not implemented \n"
+    assert run(code, kernel=WithoutNamespaces(), process_files=True).output == "Invalid argument \n" + 2 * gone
+
+
+# Every file of every keeper's, by each way that leads there; and of the worker's own what it needs.
+WRITE_TO_KEEPERS = """
+import os
+def opens(path, folder=None):
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK, dir_fd=folder))
+        return True
+    except OSError:
+        return False
+def parent(pid):
+    try:
+        return int(next(line for line in open(f"/proc/{pid}/status") if line.startswith("PPid")).split()[1])
+    except OSError:
+        return 0
+held = [fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.isdir(f"/proc/self/fd/{fd}")]
+init = parent("self")  # by the number that it has where it is shown
+keepers = {1, init, parent(init)} - {0}
+found = set()
+for pid in keepers:
+    for place in (f"/proc/{pid}", f"/proc/{pid}/task/{pid}", f"/proc/self/root/proc/{pid}"):
+        for name in sorted({*os.listdir("/proc/self"), *os.listdir("/proc/self/attr")}):
+            found |= {name for path in (f"{place}/{name}", f"{place}/attr/{name}") if opens(path)}
+    for folder in held:
+        found |= {name for name in ("mem", "oom_score_adj") if opens(f"../../{pid}/{name}", folder)}
+print(sorted(found), all(opens(f"/proc/self/task/{one}/comm") for one in os.listdir("/proc/self/task")))
+"""
+
+
+@needs_landlock
+@pytest.mark.parametrize("lacking", [None, "no-pid-namespace", "no-mount-namespace", "no-private-root"])
+def test_no_file_of_a_keepers_is_written_wherever_its_processes_are_in_sight(lacking: str | None) -> None:
+    """Its score made it the first to be killed, its group's priority the last to run; as root, with nothing between."""
+    ran = run(WRITE_TO_KEEPERS, kernel=None if lacking is None else HALF_ISOLATED[lacking], process_files=True)
+    assert ran.output == "[] True\n"
+    assert "landlock" in ran.passed()
+
+
+@needs_namespaces
+def test_by_mounts_alone_no_file_of_a_keepers_is_written_where_the_machines_processes_are_shown() -> None:
+    class InSight(WithoutLandlock):
+        def mount(self, source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+            if kind == "proc":
+                raise KernelError("mount", errno.EPERM)
+            super().mount(source, target, kind, flags, data)
+
+    assert run(WRITE_TO_KEEPERS, kernel=InSight(), process_files=True).output == "[] True\n"
 
 
 @needs_root
-def test_without_namespaces_the_files_of_processes_stay_closed_where_the_machines_settings_are_open() -> None:
-    ran = run(NAME_A_THREAD.partition("written =")[0], kernel=WithoutNamespaces(), process_files=True)
-    closed = bool(os.statvfs("/proc/sys").f_flag & os.ST_RDONLY)
-    assert ran.output == ("cuda-EvtHandlr\n" if closed else "Permission denied\n")
-    assert ("process-files" in ran.report.notes) == closed
+@needs_landlock
+def test_a_way_to_a_keepers_score_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = landlock.restrict
+    monkeypatch.setattr(landlock, "restrict", lambda kernel, **words: whole(kernel, **{**words, "files": ["/proc"]}))
+    ran = run(WRITE_TO_KEEPERS, kernel=WithoutNamespaces(), process_files=True)
+    assert "oom_score_adj" in ran.output
+    assert "landlock" not in ran.passed()
+    assert "open-write-keeper" in ran.report.notes
+
+
+@needs_root
+def test_without_namespaces_the_machines_settings_stay_closed_while_threads_are_named() -> None:
+    ran = run(NAME_A_THREAD, kernel=WithoutNamespaces(), process_files=True)
+    assert ran.output == "cuda-EvtHandlr\n[]\n"

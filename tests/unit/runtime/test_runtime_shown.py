@@ -466,8 +466,16 @@ def test_what_is_shown_by_a_link_is_looked_at_by_the_name_that_the_worker_sees(t
     assert {"open-shown-pipe", "open-shown-state"} <= set(ran.report.notes)
 
 
-def test_a_worker_gets_its_gpus_and_no_memory_that_other_machines_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_gets_its_gpus_and_nothing_of_what_else_their_driver_drives(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = ["nvidia-caps", "nvidia-caps-imex-channels", "nvidia-uvm", "nvidia0", "nvidiactl", "sda"]
+    nodes += [
+        "nvidia-fs0",
+        "nvidia-modeset",
+        "nvidia-nvlink",
+        "nvidia-nvswitch0",
+        "nvidia-nvswitchctl",
+        "nvidia-uvm-tools",
+    ]
     monkeypatch.setattr(os, "listdir", lambda _folder: nodes)
     given = [path for path in shown_paths.default_devices() if "nvidia" in path]
     assert given == ["/dev/nvidia-caps", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl"]

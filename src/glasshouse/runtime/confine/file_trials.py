@@ -33,7 +33,7 @@ _F_SETLEASE, _F_RDLCK, _F_UNLCK, _F_SET_RW_HINT = 1024, 0, 2, 1036
 
 
 def files(base: str, outside: list[str]) -> list[str]:
-    """Try to read and write what no rule covers: the probe in `base`, beside the workspace, and the files `outside`."""
+    """Try to read and write what no rule covers: the probe in `base`, the files `outside`, and a file of its init's."""
     tried = (("read", os.O_RDONLY), ("write", os.O_WRONLY))
     paths = (base + "/probe", *outside)
     found = [f"{name}-outside" for path in paths for name, flags in tried if not _refusal(path, flags)]
@@ -41,7 +41,8 @@ def files(base: str, outside: list[str]) -> list[str]:
         if not _refusal(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY):
             found.append("create-outside")
             os.unlink(path)  # noqa: PTH108 - pathlib is slow to import
-    return found
+    # A keeper's score for when memory runs out, and its priority, are its files.
+    return found if _refusal(f"/proc/{os.getppid()}/oom_score_adj", os.O_WRONLY) else [*found, "write-keeper"]
 
 
 def kernel_files(names: tuple[str, ...]) -> list[str]:

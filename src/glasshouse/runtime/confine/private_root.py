@@ -36,9 +36,6 @@ HIDDEN = (
     "vmallocinfo", "vmcore",
 )  # fmt: skip
 
-# Of /proc what changes the machine and is root's: containers are shown it read-only.
-_SETTINGS = ("acpi", "bus", "fs", "irq", "scsi", "sys", "sysrq-trigger")
-
 # The note where something was covered: nothing is seen of it.
 _COVERED = "covered-remote"
 # Where the new root is put together; any directory does, and none outside this namespace is touched.
@@ -65,7 +62,8 @@ def build(
     """Put the private root together and move this process into it; the caller has its own mount namespace.
 
     Paths that do not exist are left out; workspace, /tmp and /dev/shm may hold `workspace_bytes` together. Of /proc
-    the files of processes can be written where `process_files` says so, and nothing else.
+    nothing can be written but, where `process_files` says so, the files of the worker's processes; where others' are in
+    sight, those of the threads of this one alone.
 
     Raises:
         OSError: it cannot be done here; this process has the root and the working folder that it had.
@@ -182,31 +180,30 @@ def _show(kernel: Kernel, path: str, descriptor: int, target: str, *, device: bo
     kernel.mount_read_only(target, devices=device)
 
 
-def processes_alone_are_open() -> bool:
-    """Return whether this process could write nothing in /proc but the files of processes; no file is opened."""
-    if os.geteuid() != 0:
-        return True  # the rest is root's
-    closed = [f"/proc/{name}" for name in _SETTINGS if os.path.lexists(f"/proc/{name}")]
-    return all(os.statvfs(path).f_flag & os.ST_RDONLY for path in closed)
-
-
 def _proc(kernel: Kernel, site: str, process_files: bool) -> None:
     target = site + "/proc"
     os.makedirs(target, mode=0o755, exist_ok=True)
-    only_read = 0 if process_files else linux.MS_RDONLY
+    options = _NO_SUID_OR_DEVICE | linux.MS_NOEXEC
+    alone = os.getppid() == 1  # nothing in sight but this sandbox's processes
     try:
-        kernel.mount("proc", target, "proc", only_read | _NO_SUID_OR_DEVICE | linux.MS_NOEXEC)
+        kernel.mount("proc", target, "proc", options | (0 if process_files else linux.MS_RDONLY))
     except KernelError:
         # A container that hides parts of /proc forbids a fresh one; the machine's own then shows more processes.
         kernel.mount("/proc", target, None, linux.MS_BIND | linux.MS_REC)
-        if only_read:
-            kernel.mount_read_only(target)
-    if process_files:
-        # All that is there but the folders of processes, beneath which the links lead.
-        others = [f"{target}/{name}" for name in os.listdir(target) if not name.isdecimal()]  # noqa: PTH208
+        alone = False
+    if process_files and alone:
+        # The init's, and all that is there but the folders of processes, beneath which the links lead.
+        others = [f"{target}/{name}" for name in os.listdir(target) if name == "1" or not name.isdecimal()]  # noqa: PTH208
         for path in [path for path in others if not os.path.islink(path)]:
             kernel.mount(path, path, None, linux.MS_BIND | linux.MS_REC)
             kernel.mount_read_only(path)
+    else:
+        kernel.mount_read_only(target)
+    if process_files and not alone:
+        # The keepers' are there too: of the worker's own process alone, as those that it starts have no name yet.
+        own = f"{target}/self/task"
+        kernel.mount(own, own, None, linux.MS_BIND)
+        kernel.mount("none", own, None, linux.MS_REMOUNT | linux.MS_BIND | options)
     nothing = site + "/nothing"
     os.close(os.open(nothing, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444))
     for name in HIDDEN:

@@ -51,6 +51,7 @@ _FUTEX_COMMAND, _FUTEX_WAKE_OP, _FUTEX_OP_SHIFT = 0x7F, 5, 0x80000000
 # Kinds of controls that are of no file system: NVIDIA's three, terminals and pipes, sockets.
 _IOCTL_KINDS = (0x00, ord("F"), ord("m"), ord("T"), 0x89)
 _IOCTL_KIND_MASK = 0xFF00
+_ANSWERS = ord("!")  # to calls that wait
 _FICLONE, _FICLONERANGE = 0x40049409, 0x4020940D
 # F_SETLEASE; F_SET_RW_HINT and F_SET_FILE_RW_HINT, which stay with the file in the kernel's memory for others to read;
 # F_GETDELEG and F_SETDELEG (Linux 6.19), which are leases on folders.
@@ -91,7 +92,14 @@ def _agent(machine: str, own_pid: int, refused: tuple[str, ...]) -> _Filter:
 
 
 def worker(
-    machine: str, *, isolated: bool, loopback: bool = False, init: int | None = None, gpus: bool = False
+    machine: str,
+    *,
+    isolated: bool,
+    loopback: bool = False,
+    init: int | None = None,
+    gpus: bool = False,
+    waits: bool = False,
+    answers: bool = False,
 ) -> bytes:
     """Return the worker's filter, inherited by all that it starts.
 
@@ -104,6 +112,8 @@ def worker(
             those of no other process.
         gpus: whether NVIDIA's library is to begin. It ends where it may not give a socket a name by which other
             processes ask it for memory: where that is refused, it is answered as done.
+        waits: whether `listen` is then another filter's to answer (`silent_listener`).
+        answers: whether this is the filter of what answers it.
     """
     if loopback and not isolated:
         raise ValueError("a loopback of the machine's own")
@@ -126,7 +136,7 @@ def worker(
         filter_.families(_AF_UNIX)
     filter_.worker_prctl()
     filter_.only_low("personality", 0, (0, _PERSONALITY_QUERY))
-    filter_.controls()
+    filter_.controls((*_IOCTL_KINDS, _ANSWERS) if answers else _IOCTL_KINDS)
     filter_.no_value("fcntl", 1, (*_FILE_NOTES, *_RANGE_LOCKS))
     # A kind of lock that Linux has no longer: the kernel logs the caller's name.
     filter_.no_bit("flock", 1, _LOCK_MAND, answer=errno.EINVAL)
@@ -141,7 +151,7 @@ def worker(
     if not isolated:
         filter_.own_scheduling()
         if gpus:
-            filter_.refuse(("bind", "listen"), 0)
+            filter_.refuse(("bind",) if waits else ("bind", "listen"), 0)
         filter_.refuse(("bind", "connect", "setpgid", "setsid", *syscalls.OWNERS_AND_SIZES), errno.EPERM)
         # With these the kernel gives a socket a name when it sends.
         filter_.no_value("setsockopt", 2, _NAMED_BY_SENDING)
@@ -232,7 +242,7 @@ class _Filter:
         """Refuse `name` with any of some bits of an argument."""
         self._rule(name, [_low(argument), (_JSET, 0, 1, bits), _answer(answer), _ALLOW])
 
-    def controls(self) -> None:
+    def controls(self, allowed: tuple[int, ...]) -> None:
         """Let pass the ioctls that are of no file system, but for those that type into a terminal or load a module."""
         # Every file system has controls of its own that leave something on a disk, or reach its server, by a descriptor
         # for reading. Landlock has no right for them, and a mount that is read-only asks the file system to refuse
@@ -244,7 +254,7 @@ class _Filter:
         ]
         # Copying tries these first, and pathlib (Python 3.14) does without on few answers.
         cloning = [(_JEQ, 1, 0, _FICLONE), (_JEQ, 0, 1, _FICLONERANGE), _answer(errno.EOPNOTSUPP)]
-        kinds = _any(tuple(kind << 8 for kind in _IOCTL_KINDS), past=1)
+        kinds = _any(tuple(kind << 8 for kind in allowed), past=1)
         kind = [(_AND, 0, 0, _IOCTL_KIND_MASK), *kinds, _answer(errno.ENOTTY), _ALLOW]
         self._rule("ioctl", [_low(1), *typing, *cloning, *kind])
 

@@ -106,7 +106,7 @@ def run(kernel: Kernel, spec: Spec, link: int, answer: int) -> None:
     workspace = "directory" if not in_memory else "tmpfs-noswap" if no_swap else "tmpfs"
     os.write(link, report(observed, workspace, box.base, box.notes))
     os.dup2(link, LINK_FD, inheritable=True)
-    linux.close_all_but({0, 1, 2, LINK_FD})
+    linux.close_all_but({0, 1, 2, LINK_FD, *box.held})
     _signal.set_wakeup_fd(-1)
     argv = [text.replace("{workspace}", f"{box.base}/{private_root.WORK}") for text in spec.argv]
     os.execve(spec.python, argv, steps.environment(box))  # noqa: S606

@@ -19,6 +19,7 @@ from glasshouse.runtime.confine import (
     private_root,
     seccomp,
     shown_search,
+    silent_listener,
     trials,
 )
 from glasshouse.runtime.kernel import Kernel
@@ -73,6 +74,7 @@ class SandboxBuild:
         self.package: int | None = None  # as the worker will be handed it
         self.isolated = False
         self.abi: int | None = None  # Landlock's version; None where it refused
+        self.held: set[int] = set()  # descriptors that the worker holds, and uses for nothing
 
     @property
     def private(self) -> bool:
@@ -231,16 +233,22 @@ def confine(box: SandboxBuild) -> None:
     # Where names lead to the machine's own files: all names beneath the search path, which imports look through.
     looked_through = [path for path in sys.path if path.startswith("/") and os.path.isdir(path)]  # noqa: PTH112
     loopback = "loopback" in box.notes
-    process_files = box.spec.process_files and (box.private or private_root.processes_alone_are_open())
-    if process_files:
+    gpus = box.spec.process_files
+    # Elsewhere the files of every process of this user are in sight, the keepers' too.
+    open_files = "/proc" if file_trials.is_alone(kernel) else "/proc/self/task"
+    if gpus:
         box.notes.append("process-files")
+        # What Landlock's rule is of is another folder once the kernel has let go of the name; held, it does not.
+        held = os.open(open_files, os.O_PATH)
+        os.set_inheritable(held, True)
+        box.held.add(held)
     try:
         box.abi = landlock.restrict(
             kernel,
             read=[*filter(_exists, box.spec.read), "/proc", *(["/dev", "/etc"] if box.private else [])],
             write=[f"{base}/{name}" for name in kept],
             devices=[*filter(_exists, box.spec.devices)],
-            files=["/proc"] if process_files else [],
+            files=[open_files] if gpus else [],
             names=["/"] if box.private else looked_through,
             tcp=loopback,
         )
@@ -248,11 +256,19 @@ def confine(box: SandboxBuild) -> None:
     except OSError as error:
         print_line(f"no Landlock: {error}".encode())
     try:
-        init = os.getppid()
-        program = seccomp.worker(
-            kernel.machine, isolated=box.isolated, loopback=loopback, init=init, gpus=process_files
-        )
-        kernel.seccomp(program)
+        init, notices = os.getppid(), None
+        if gpus and not box.isolated:
+            notices = silent_listener.notices(kernel)
+            box.notes += ["listener-spins"] if notices is None else []
+        words: dict[str, bool] = {
+            "isolated": box.isolated,
+            "loopback": loopback,
+            "gpus": gpus,
+            "waits": notices is not None,
+        }
+        if notices is not None:
+            silent_listener.start(kernel, notices, seccomp.worker(kernel.machine, init=init, answers=True, **words))
+        kernel.seccomp(seccomp.worker(kernel.machine, init=init, **words))
     except KernelError:
         box.notes.append("no-seccomp-filter")
 

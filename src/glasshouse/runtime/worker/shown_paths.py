@@ -120,6 +120,7 @@ def _hub_cache() -> str:
 
 
 def _gpu_nodes() -> list[str]:
-    # Channels of IMEX are memory that is shared with other machines, over NVLink.
-    nodes = [name for name in os.listdir("/dev") if name.startswith("nvidia") and "imex" not in name]
-    return sorted(f"/dev/{name}" for name in nodes)
+    # What CUDA uses. Of the others IMEX shares memory with other machines over NVLink, `nvswitch` steers what connects
+    # all GPUs, `fs` moves files past the kernel's cache, `uvm-tools` follows processes, and `modeset` drives screens.
+    names = [name.removeprefix("nvidia") for name in os.listdir("/dev") if name.startswith("nvidia")]
+    return sorted(f"/dev/nvidia{name}" for name in names if name in ("ctl", "-uvm", "-caps") or name.isdecimal())
