@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,12 +18,13 @@ from glasshouse.attestation.roots.collateral import EMPTY, Item, Pack
 from glasshouse.errors import Code, ExitCode, PlatformError, VerificationError
 from glasshouse.evidence.bundle import Bundle, HardwareParts
 from glasshouse.jobs.define.hardware_file import read_hardware
+from glasshouse.jobs.define.run_hardware import RunHardware
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.kept_pack import keep_pack
 from glasshouse.jobs.owner.owner_identity import read_public
 from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.references.hardware_draft import draft_of, look_at_hardware
-from glasshouse.jobs.verify.conclusion import Conclusion
+from glasshouse.jobs.verify.conclusion import Conclusion, conclude
 from glasshouse.jobs.verify.hardware.repeated import check_appraisal
 from glasshouse.jobs.verify.run_files import check_group
 from glasshouse.jobs.verify.verdict import Status, verify_bundle
@@ -166,6 +168,26 @@ def test_a_bundle_whose_hardware_is_another_is_not_genuine(
         assert refused.value.code is Code.CHAIN_EVIDENCE, name
     lacking: list[HardwareParts | None] = [None, replace(parts, policy=None), replace(parts, collateral=None)]
     assert [verify(replace(bundle, hardware=one)) for one in lacking] == [Status.INCOMPLETE] * 3
+
+
+def test_a_pack_that_another_launch_handed_to_the_gate_in_between_is_put_into_the_receipt(
+    owner: Owner, ended: tuple[RunFolder, Conclusion], tmp_path: Path
+) -> None:
+    """The result names the last pack that the gate had of this owner, which is not the one of this launch."""
+    folder, home = RunFolder(tmp_path / ended[0].run_id), Home(path=owner.shell.home)
+    shutil.copytree(ended[0].path, folder.path, symlinks=True, ignore=shutil.ignore_patterns("*.sock"))
+    whole, known = folder.receipt.read_bytes(), RunHardware.load(folder)
+    assert known is not None
+    replace(known, collateral=EMPTY).save(folder)
+
+    def concluded(home: Home | None) -> Conclusion:
+        signing = read_public(Home(path=owner.shell.home).owner_public).signing
+        return conclude(folder, owner_signing=signing, agent_exit=None, home=home)
+
+    assert concluded(None).verdict == "incomplete"
+    assert concluded(Home(path=tmp_path / "another home")).verdict == "incomplete"
+    assert concluded(home).verdict == "good"
+    assert folder.receipt.read_bytes() == whole
 
 
 def test_a_receipt_that_lost_its_hardware_is_not_said_to_show_what_hardware_shows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from glasshouse.attestation.roots.hardware_policy import HardwarePolicy, MaxAges
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.jobs.define.hardware_file import kinds_wanted, read_hardware
 from glasshouse.jobs.owner.home import Home
-from glasshouse.jobs.owner.kept_pack import keep_pack
+from glasshouse.jobs.owner.kept_pack import given_pack, keep_pack, note_given
 from glasshouse.jobs.supervise import machine_check
 from glasshouse.jobs.supervise.machine_check import check_hardware, check_rentable, pack_for
 from glasshouse.providers.rental.known import ACCOUNTS
@@ -139,3 +140,23 @@ def test_a_pack_is_there_and_of_this_time_before_anything_is_rented(tmp_path: Pa
         codes.append(refused.value.code)
     assert codes == [Code.COLLATERAL_MISSING, Code.COLLATERAL_MISSING, Code.COLLATERAL_INVALID]
     assert pack_for(home, HardwarePolicy()) == Pack(items=items or ()), "the gate names the last that it was given"
+
+
+def test_the_last_packs_that_gates_were_given_are_found_by_their_digests(tmp_path: Path) -> None:
+    home = Home(path=tmp_path)
+    packs = [Pack(items=(Item(name="amd/crl/Milan", data=b"%d" % number),)) for number in range(18)]
+    for number, pack in enumerate([*packs[:17], packs[1], packs[17]]):
+        note_given(home, pack)
+        os.utime(home.packs / f"{pack.sha256.hex()}.json", (number, number))
+    found = [pack for pack in packs if given_pack(home, pack.sha256.hex()) == pack]
+    assert found == [packs[1], *packs[3:]], "sixteen, the last that were given, and each once"
+
+
+@pytest.mark.parametrize("named", ["../collateral", "AB" * 32, "ab" * 31, None, 7, "cd" * 32])
+def test_what_a_machine_names_is_a_digest_or_no_pack(tmp_path: Path, named: object) -> None:
+    """The result that names it was not verified yet."""
+    home = Home(path=tmp_path)
+    keep_pack(home, Pack(items=()))
+    note_given(home, Pack(items=()))
+    (home.packs / f"{'cd' * 32}.json").write_bytes(Pack(items=()).encode())  # under another name than its own
+    assert given_pack(home, named) is None

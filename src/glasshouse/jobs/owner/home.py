@@ -17,6 +17,7 @@ the user's data folder  0700, shared by all of the owner's projects
   rentals/RUN/          machines that were rented; it goes with its run, once they are shown to be gone
   references/NAME.json  installations that jobs may name: the digests of their files
   collateral.json       the collateral pack: what vendors publish to check hardware evidence by, fetched last
+  packs/DIGEST.json     the last collateral packs that gates were given, for results that name them
   broker/               the embedded broker's data, its store of checkpoints, its sockets and its lock
   projects/HASH.json    folders in which runs were made: the broker serves the runs of all of them
 .glasshouse/            0700, in the working folder: no key ever lies beside the data that a job packs
@@ -57,7 +58,7 @@ is_there, is_file, is_folder = os.path.lexists, os.path.isfile, os.path.isdir
 _OWN_NAMES = frozenset(
     {
         *("accounts", "broker", "collateral.json", "gates.json", "keys", "machines.json", "model-signing.json"),
-        *("owner.key", "owner.pub", "owners", "packages", "projects", "raw", "references", "rentals", "runs"),
+        *("owner.key", "owner.pub", "owners", "packages", "packs", "projects", "raw", "references", "rentals", "runs"),
     }
 )
 
@@ -73,7 +74,8 @@ class Home:
         self.packages = path / "packages"
         self.machines, self.gates = path / "machines.json", path / "gates.json"
         self.accounts, self.rentals = path / "accounts", path / "rentals"
-        self.references, self.collateral = path / "references", path / "collateral.json"
+        self.references = path / "references"
+        self.collateral, self.packs = path / "collateral.json", path / "packs"
         self.broker = path / "broker"
         self.store = self.broker / "store"
         self.runs, self.raw = (project or path) / "runs", (project or path) / "raw"

@@ -113,7 +113,7 @@ def _ended(home: Home, leg: KnownLeg) -> RunRecord:
     record, folder = leg.record, leg.folder
     if record.phase is not Phase.ENDED or record.verdict in _WITH_RECEIPT or not is_there(folder.receipt):
         return record
-    found = conclude_run(folder, None, owner_signing=read_public(home.owner_public).signing)
+    found = conclude_run(folder, None, owner_signing=read_public(home.owner_public).signing, home=home)
     code = None if found.code is None else found.code.value
     return replace(record, outcome=found.outcome.value, code=code, verdict=found.verdict)
 

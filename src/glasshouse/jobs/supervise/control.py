@@ -110,7 +110,7 @@ def end_supervisor(record: RunRecord) -> None:
 def concluded(folder: RunFolder, home: Home, record: RunRecord | None) -> Conclusion:
     """Verify a run's receipt anew: the record of its end, if there is one, is a summary, and no proof."""
     owner = read_public(home.owner_public)
-    return conclude_run(folder, record, owner_signing=owner.signing)
+    return conclude_run(folder, record, owner_signing=owner.signing, home=home)
 
 
 def is_alive(folder: RunFolder, record: RunRecord) -> bool:

@@ -24,6 +24,7 @@ from glasshouse.jobs.gates.embedded import Embedded, Serving
 from glasshouse.jobs.gates.known_gates import GateBroker, audit_gate, check_keeps, keeps_none, relay_of
 from glasshouse.jobs.gates.line_notes import LineNotes
 from glasshouse.jobs.owner.home import Home
+from glasshouse.jobs.owner.kept_pack import note_given
 from glasshouse.jobs.owner.owner_identity import Identity
 from glasshouse.jobs.owner.processes import ProcessName
 from glasshouse.jobs.owner.rundir import Phase, RunFolder, RunRecord
@@ -113,6 +114,7 @@ def prepare(
     policy = _policy(opened, references, machines=len(places)) if later is None else later.terms.policy
     delegation = _delegated(opened, policy, home=home, identity=identity, serving=serving, gate=gate)
     if pack is not None:
+        note_given(home, pack)
         serving.client().put_collateral(pack, identity.signing.public)
     deployment = _deployed(opened, policy, home=home, serving=serving, gate=gate) if later is None else later.deployment
     record = replace(record, deployment=deployment, broker=serving.owner_socket, max_duration_s=policy.max_duration_s)

@@ -96,7 +96,9 @@ def supervise(
             shown_to = watcher if one is folder else None
             machines.append(_FollowedMachine(folder=one, placed=placed, tail=Tail(one.events), watcher=shown_to))
         _Supervision(machines, broker, interrupts, gone, silent).follow()
-        ends = [conclude(one.folder, owner_signing=owner.signing, agent_exit=one.exit_code) for one in machines]
+        ends = [
+            conclude(one.folder, owner_signing=owner.signing, agent_exit=one.exit_code, home=home) for one in machines
+        ]
         first = sorted(range(len(machines)), key=lambda number: machines[number].ended_s)
         conclusion = ends[0] if len(ends) == 1 else together(ends, first=first)
         # Before anything is removed there: a supervisor that is killed in between leaves the record of an end.

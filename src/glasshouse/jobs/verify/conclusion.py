@@ -16,7 +16,7 @@ from typing import Any
 
 from glasshouse.errors import Code, ExitCode, GlasshouseError, PackageError, UsageError, VerificationError
 from glasshouse.evidence.receipt import MAX_BUNDLE_BYTES, Receipt
-from glasshouse.jobs.owner.home import is_there, open_regular
+from glasshouse.jobs.owner.home import Home, is_there, open_regular
 from glasshouse.jobs.owner.rundir import GIVEN_UP, RunFolder, RunRecord
 from glasshouse.jobs.verify.hardware.completed import complete_bundle
 from glasshouse.jobs.verify.run_files import check_group, sealed_files, verify_log_in, why_unreadable
@@ -127,12 +127,14 @@ def _check_sealed(path: Path, size: int, digest: bytes, by: str) -> None:
         raise PackageError(Code.OUTPUT_TAMPERED, f"{path} is not the file that the {by} names")
 
 
-def conclude(folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None) -> Conclusion:
+def conclude(
+    folder: RunFolder, *, owner_signing: bytes, agent_exit: int | None, home: Home | None = None
+) -> Conclusion:
     """Verify what a run left; `agent_exit` is negative for a signal, and None when the end was not seen."""
     if not is_there(folder.receipt):
         return _without_receipt(folder, agent_exit)
     try:
-        complete_bundle(folder)
+        complete_bundle(folder, home)
         verdict = verify_run(folder, owner=owner_signing)
     except GlasshouseError as error:
         return Conclusion(outcome=Outcome.LOST, code=error.code, verdict=INVALID, problem=error.message)
@@ -151,9 +153,11 @@ def _without_receipt(folder: RunFolder, agent_exit: int | None) -> Conclusion:
     return Conclusion(outcome=outcome, code=None, verdict=NO_RECEIPT, problem=_not_wiped(folder, what))
 
 
-def conclude_again(folder: RunFolder, record: RunRecord, *, owner_signing: bytes) -> Conclusion:
+def conclude_again(
+    folder: RunFolder, record: RunRecord, *, owner_signing: bytes, home: Home | None = None
+) -> Conclusion:
     """Verify again what an ended run left; how one without a receipt ended is in its record: its supervisor saw it."""
-    found = conclude(folder, owner_signing=owner_signing, agent_exit=None)
+    found = conclude(folder, owner_signing=owner_signing, agent_exit=None, home=home)
     if found.verdict != NO_RECEIPT or record.outcome is None:
         return found
     known = replace(found, outcome=Outcome(record.outcome), code=None if record.code is None else Code(record.code))
@@ -206,13 +210,15 @@ def _not_wiped(folder: RunFolder, what: str) -> str:
     return f"{text}; these folders may hold cleartext, look at them and remove them: {', '.join(left)}"
 
 
-def conclude_run(folder: RunFolder, record: RunRecord | None, *, owner_signing: bytes) -> Conclusion:
+def conclude_run(
+    folder: RunFolder, record: RunRecord | None, *, owner_signing: bytes, home: Home | None = None
+) -> Conclusion:
     """Conclude a run on any number of machines from what they left; `record` is None where its end was not seen."""
 
     def of(one: RunFolder) -> Conclusion:
         if record is None:
-            return conclude(one, owner_signing=owner_signing, agent_exit=None)
-        return conclude_again(one, one.load(), owner_signing=owner_signing)
+            return conclude(one, owner_signing=owner_signing, agent_exit=None, home=home)
+        return conclude_again(one, one.load(), owner_signing=owner_signing, home=home)
 
     ends = [of(one) for one in folder.machines()]
     if len(ends) == 1 and (ends[0].verified is None or ends[0].verified.machines == 1):
