@@ -4,8 +4,8 @@ Law: who may be a root is the caller's, and never the evidence's. How each kind 
 
 - `tpm`: the roots are the policy's, and an endorsement key's own use is looked at afterwards;
 - `tdx`: the root travels, so that its digest is compared with the pinned one before; so are Intel's lists signed;
-- `nvidia`: likewise; where a signature is checked once and kept, the time is when the last certificate begins, and the
-  dates are judged each time;
+- `nvidia`: not at all: a node's twelve chains share their issuers, so that each signature is checked once and kept, by
+  the same rules (`nvidia_certificates`);
 - `sev-snp`: not at all, for AMD's authorities are pinned as keys, and its certificates have the serial number 0.
 
 Source: RFC 5280, section 6, as `cryptography` implements it.

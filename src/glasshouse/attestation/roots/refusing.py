@@ -33,7 +33,7 @@ def refused(code: Code, what: str) -> Iterator[None]:
     except FormatError as error:
         raise refusal(code, f"{what}: {error.message}") from None
     except _ERRORS as error:
-        raise refusal(code, f"{what}: {error or 'a signature that does not hold'}") from None
+        raise refusal(code, f"{what}: {str(error) or 'a signature that does not hold'}") from None
 
 
 def check_listed(what: str, found: str, listed: Iterable[str]) -> None:

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.collateral import Item, Pack
+from glasshouse.attestation.roots.sev_snp.amd_certificates import check_revocation
 from glasshouse.attestation.roots.sev_snp.amd_keys import PINNED
-from glasshouse.attestation.roots.sev_snp.amd_list import check_revocation
 from glasshouse.errors import Code, FormatError
 from glasshouse.jobs.collateral.vendor_services import OCSP, RIM, Certified
 from glasshouse.wire.crypto import sha256

@@ -12,14 +12,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA384
 
+from glasshouse.attestation.roots.refusing import require
 from glasshouse.attestation.roots.sev_snp.sev_snp_blob import REPORT_BYTES
-from glasshouse.errors import Code, FormatError
 
 _SIGNED_BYTES = 0x2A0
 # Where nothing may be; the last two are mitigations, which version 5 has.
 _ZERO = ((0x4C, 0x50), (0x18B, 0x1A0), (0x1EB, 0x1EC), (0x1EF, 0x1F0), (0x208, 0x2A0), (0x330, REPORT_BYTES))
 _ZERO_BELOW_5 = (0x1F8, 0x208)
-_POLICY_BITS, _POLICY_ONE, _PLATFORM_BITS, _SIGNER_BITS, _ECDSA_P384 = 26, 1 << 17, 0b1011_1111, 5, 1
+_POLICY_BITS, _POLICY_ONE, _PLATFORM_BITS, _ECDSA_P384, _VLEK = 26, 1 << 17, 0b1011_1111, 1, 1 << 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +32,17 @@ class SnpReport:
     def parse(cls, data: bytes) -> SnpReport:
         """Check the form of a report; raises `FormatError`."""
         found = cls(data)
-        if len(data) != REPORT_BYTES or found.number(0) not in range(3, 6):
-            # One of version 2 does not name the processor, nor whether memory was searched for aliases (BadRAM).
-            raise FormatError(Code.SCHEMA, f"a report of version {found.number(0)}: 3 to 5 are accepted")
-        for low, high in (*_ZERO, *([_ZERO_BELOW_5] if found.number(0) < 5 else [])):
-            if any(data[low:high]):
-                raise FormatError(Code.SCHEMA, f"bytes {low:#x} to {high:#x} of a report that are not zero")
-        policy, signer = found.guest_policy, found.number(0x48)
-        if policy >> _POLICY_BITS or not policy & _POLICY_ONE or found.platform & ~_PLATFORM_BITS:
-            raise FormatError(Code.SCHEMA, "reserved bits of policy or platform that are not what they must be")
-        if found.number(0x34) != _ECDSA_P384 or signer >> _SIGNER_BITS or signer >> 2 not in (0, 1) or signer & 2:
-            raise FormatError(Code.SCHEMA, "a report that no key signed, or by another algorithm than ECDSA P-384")
+        version, policy, signer = found.number(0), found.guest_policy, found.number(0x48)
+        # One of version 2 does not name the processor, nor whether memory was searched for aliases (BadRAM).
+        is_known = len(data) == REPORT_BYTES and 3 <= version <= 5
+        require(is_known, f"a report of version {version}: 3 to 5 are accepted")
+        for low, high in _ZERO if version == 5 else (*_ZERO, _ZERO_BELOW_5):
+            require(not any(data[low:high]), f"bytes {low:#x} to {high:#x} of a report that are not zero")
+        is_formed = not policy >> _POLICY_BITS and policy & _POLICY_ONE and not found.platform & ~_PLATFORM_BITS
+        require(bool(is_formed), "reserved bits of policy or platform that are not what they must be")
+        # SIGNING_KEY is VCEK or VLEK, MASK_CHIP_KEY is 0, and AUTHOR_KEY_EN is as it is.
+        is_signed = found.number(0x34) == _ECDSA_P384 and signer & ~1 in (0, _VLEK)
+        require(is_signed, "a report that no key signed, or by another algorithm than ECDSA P-384")
         return found
 
     def number(self, at: int, length: int = 4) -> int:
