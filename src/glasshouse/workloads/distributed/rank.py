@@ -107,7 +107,7 @@ def _run(channel: RankChannel, kind: str) -> Result:
         reach.use_dialler(OtherMachines(channel, channel.machine))
     if channel.inherited:
         _use_channel(channel)
-    workload.warm()
+    environment.import_uncollected(workload.warm)
     # Half a second to import, and most jobs do without.
     with ImportHooks({"torch.distributed.checkpoint.state_dict_saver": _use_own_group}):
         result = workload.run(task, params, control)

@@ -273,7 +273,7 @@ def _run(leg: Protected | Raw, kind: str, workspace: Path, *, protected: bool, r
         ranked = RankedWorkload(kind, ranks, leg.channel)
         warm = ranked.warm
     started = time.perf_counter_ns()
-    warm()
+    environment.import_uncollected(warm)
     leg.channel.send({"type": "imported", "us": (time.perf_counter_ns() - started) // 1000})
 
     granted = leg.granted(workspace / JOB_FOLDER)
