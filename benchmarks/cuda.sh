@@ -15,7 +15,18 @@
 #   PYTHON=python3   the interpreter that has torch
 #   WHEELS=wheels    a folder of wheels, if the machine lacks any
 #   SMALL=1          some minutes on the CPU: tries this script out, measures nothing
-#   SUBJECTS=        other lines of NAME|OPTIONS|SECONDS than the three below, for a machine that is there for some minutes
+#   SUBJECTS=        other lines of NAME|OPTIONS|SECONDS than the three below
+#   LIMIT=           seconds for all of it: what runs then is stopped as by Ctrl-C, what is complete is kept and signed, and the same
+#                    command with the same OUT goes on on the same machine
+#   QUICK=1          one protected run of `mlp` and one raw one after it, and nothing else: some four minutes at the most. It shows that
+#                    protected training runs on this GPU, and what one pair of processes shows of its cost, which is little
+#
+# A machine that is there for ten minutes: the first, and with what is left the second, as often as it has minutes. Ten pairs of processes
+# take 20 × (start + 14 s), which is more than four minutes on any machine; each pair that is complete is kept.
+#   QUICK=1 bash benchmarks/cuda.sh quick
+#   SUBJECTS='mlp|--workload mlp --mode alternating|600' LIMIT=270 bash benchmarks/cuda.sh pairs
+# 600 is enough for starts of up to 16 s; where it is not, the script says so within a minute. With a model in the place of `mlp`:
+# --workload lora --model config:qwen2.5-0.5b, whose steps of 0.2 s are too long for slots and not for whole processes.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -23,10 +34,12 @@ out=${1:-overhead-cuda}
 python=${PYTHON:-python3}
 wheels=${WHEELS:-}
 small=${SMALL:-}
+quick=${QUICK:-}
+limit=${LIMIT:-${quick:+240}}
 
 say() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
 
-if [ -e "$out" ]; then
+if [ -e "$out" ] && [ ! -e "$out/home" ]; then
   echo "$out is there already: name another folder, or move it away" >&2
   exit 2
 fi
@@ -36,7 +49,7 @@ out=$(cd "$out" && pwd)
 # An environment of its own, that sees the packages of the given interpreter and changes none of them.
 say "installing Glasshouse beside $("$python" -c 'import sys; print(sys.version.split()[0])')"
 venv=$out/.venv
-"$python" -m venv --without-pip "$venv"
+"$python" -m venv --clear --without-pip "$venv"
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 "$python" - "$site" "$here" <<'PY'
 import pathlib, site, sys, sysconfig, tomllib
@@ -68,7 +81,7 @@ exec "$venv/bin/python" -I -m glasshouse.cli "\$@"
 SH
 chmod 755 "$venv/bin/glasshouse-bench"
 export GLASSHOUSE_HOME=$out/home
-gh init >/dev/null
+[ -e "$GLASSHOUSE_HOME" ] || gh init >/dev/null
 
 if [ -n "$small" ]; then
   device=cpu
@@ -82,6 +95,9 @@ else
     "lora-7b|--workload lora --model config:qwen2.5-7b|210"
   )
   runs=2
+fi
+if [ -n "$quick" ]; then
+  subjects=("mlp|--workload mlp --mode sequential|100")
 fi
 if [ -n "${SUBJECTS:-}" ]; then
   mapfile -t subjects <<<"$SUBJECTS"
@@ -101,10 +117,21 @@ for subject in "${subjects[@]}"; do
   before=$(gpu_memory)
   # A null beside it takes a third more, and calibration some minutes where a model is large. A machine that is slower than it
   # looked is stopped as by Ctrl-C: what is complete by then is kept and signed.
+  most_s=$((2 * time_s + 180))
+  if [ -n "$limit" ]; then
+    # Ten seconds are for ending and signing.
+    left_s=$((limit - SECONDS - 10))
+    if [ "$left_s" -lt 1 ]; then
+      echo "$name: no time is left for it" >&2
+      status=1
+      break
+    fi
+    most_s=$((left_s < most_s ? left_s : most_s))
+  fi
   # shellcheck disable=SC2086
-  timeout --signal=INT --kill-after=60 "$((2 * time_s + 180))" "$venv/bin/glasshouse-bench" \
+  timeout --signal=INT --kill-after=60 "$most_s" "$venv/bin/glasshouse-bench" \
     bench overhead $words --time "${time_s}s" --device "$device" -o "$out/$name" --json >"$out/$name.json" ||
-    { code=$?; echo "$name: exit status $code" >&2; status=1; }
+    { code=$?; echo "$name: exit status $code: $(head -c 2000 "$out/$name.json")" >&2; status=1; }
   after=$(gpu_memory)
   gpu="$gpu{\"name\":\"$name\",\"used_mib_before\":$before,\"used_mib_after\":$after},"
   if [ -f "$out/$name/statement.json" ]; then
@@ -113,8 +140,10 @@ for subject in "${subjects[@]}"; do
   fi
 done
 
-say "lifecycle"
-"$venv/bin/python" -I -m benchmarks.lifecycle --runs "$runs" --train-seconds 0 -o "$out/lifecycle.json" || status=1
+if [ -z "$quick$limit" ]; then
+  say "lifecycle"
+  "$venv/bin/python" -I -m benchmarks.lifecycle --runs "$runs" --train-seconds 0 -o "$out/lifecycle.json" || status=1
+fi
 
 say "summary"
 "$venv/bin/python" -I - "$out" "[${gpu%,}]" "$SECONDS" <<'PY'

@@ -12,6 +12,7 @@ import pytest
 from glasshouse.runtime.confine import landlock, silent_listener
 from glasshouse.runtime.kernel import NEW_LISTENER, Kernel
 from glasshouse.runtime.syscalls import KernelError
+from glasshouse.runtime.watchdog import session_record
 from glasshouse.runtime.worker.sandbox import Worker
 from tools.machine import (
     HALF_ISOLATED,
@@ -103,12 +104,13 @@ def called(kernel: Kernel, name: str) -> tuple[str, str, set[str], tuple[str, ..
         with one:
             try:
                 one.connect(name)
-                return {"seen": seen, "call": "connected"}
+                return {"pid": worker.pid, "seen": seen, "call": "connected"}
             except OSError as error:
-                return {"seen": seen, "call": errno.errorcode[error.errno or 0]}
+                return {"pid": worker.pid, "seen": seen, "call": errno.errorcode[error.errno or 0]}
 
     ran = run(LISTENER.replace("NAME", repr(name)), kernel=kernel, process_files=True, after=call)
     assert ran.errors == ""
+    assert session_record.members(int(str(ran.facts["pid"]))) == {}  # what answered for it has ended too
     return str(ran.facts["seen"]), str(ran.facts["call"]), ran.passed(), ran.report.notes
 
 
