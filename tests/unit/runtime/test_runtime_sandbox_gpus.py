@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from glasshouse.runtime.confine import landlock, silent_listener
+from glasshouse.runtime.confine import file_trials, landlock, silent_listener
 from glasshouse.runtime.kernel import NEW_LISTENER, Kernel
 from glasshouse.runtime.syscalls import KernelError
 from glasshouse.runtime.watchdog import session_record
@@ -233,3 +233,14 @@ def test_a_way_to_a_keepers_score_fails_the_check(monkeypatch: pytest.MonkeyPatc
 def test_without_namespaces_the_machines_settings_stay_closed_while_threads_are_named() -> None:
     ran = run(NAME_A_THREAD, kernel=WithoutNamespaces(), process_files=True)
     assert ran.output == "cuda-EvtHandlr\n[]\n"
+
+
+@needs_filters
+@pytest.mark.parametrize("kernel", [None, WithoutNamespaces()], ids=["its own network", "the machine's"])
+def test_files_of_the_machines_network_that_a_script_may_write_are_reported(
+    monkeypatch: pytest.MonkeyPatch, kernel: Kernel | None
+) -> None:
+    """Those of NFS and of a firewall's lists lie beneath each thread's; this machine may have none."""
+    monkeypatch.setattr(file_trials, "network_files", lambda: True)
+    ran = run("pass", kernel=kernel or Kernel(), process_files=True)
+    assert ("open-network-files" in ran.report.notes) == ("no-network-namespace" in ran.report.notes)

@@ -45,6 +45,13 @@ def files(base: str, outside: list[str]) -> list[str]:
     return found if _refusal(f"/proc/{os.getppid()}/oom_score_adj", os.O_WRONLY) else [*found, "write-keeper"]
 
 
+def network_files() -> bool:
+    """Return whether a file of this process's network in /proc can be opened for writing (of NFS, of a firewall)."""
+    # By the name beneath which the files of threads may be written; nothing is.
+    found = [f"{place}/{name}" for place, _, names in os.walk("/proc/thread-self/net") for name in names]
+    return any(not _refusal(path, os.O_WRONLY | os.O_NONBLOCK) for path in found)
+
+
 def kernel_files(names: tuple[str, ...]) -> list[str]:
     """Try to read files of /proc that show the kernel's memory; an empty one shows nothing."""
     found = []

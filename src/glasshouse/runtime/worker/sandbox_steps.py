@@ -296,6 +296,8 @@ def observe(box: SandboxBuild, found: list[tuple[str, str]]) -> dict[str, bool |
         tried["egress-closed"] += [name for name in tried["landlock"] if name in ("create-outside", "write-outside")]
     observed: dict[str, bool | None] = {name: not succeeded for name, succeeded in tried.items()}
     notes += [f"open-{name}" for succeeded in tried.values() for name in succeeded]
+    if "process-files" in notes and "no-network-namespace" in notes and file_trials.network_files():
+        notes.append("open-network-files")  # of threads too, and no rule of Landlock's leaves them out
     neighbours = box.private and not box.abi and not file_trials.is_alone(kernel)
     if neighbours:
         notes.append("shown-processes")  # the root of one that starts later leads past all mounts
