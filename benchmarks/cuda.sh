@@ -22,7 +22,8 @@
 #                    protected training runs on this GPU, and what one pair of processes shows of its cost, which is little
 #
 # A machine that is there for ten minutes: the first, and with what is left the second, as often as it has minutes. Ten pairs of processes
-# take 20 × (start + 14 s), which is more than four minutes on any machine; each pair that is complete is kept.
+# take 20 × (start + 14 s), which is more than four minutes on any machine; each pair that is complete is kept, and the one that runs
+# when the time is over is lost: a measurement that went on after stops ends with fewer than ten, and says so.
 #   QUICK=1 bash benchmarks/cuda.sh quick
 #   SUBJECTS='mlp|--workload mlp --mode alternating|600' LIMIT=270 bash benchmarks/cuda.sh pairs
 # 600 is enough for starts of up to 16 s; where it is not, the script says so within a minute. With a model in the place of `mlp`:
