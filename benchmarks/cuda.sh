@@ -132,7 +132,7 @@ for subject in "${subjects[@]}"; do
   # shellcheck disable=SC2086
   timeout --signal=INT --kill-after=60 "$most_s" "$venv/bin/glasshouse-bench" \
     bench overhead $words --time "${time_s}s" --device "$device" -o "$out/$name" --json >"$out/$name.json" ||
-    { code=$?; echo "$name: exit status $code: $(head -c 2000 "$out/$name.json")" >&2; status=1; }
+    { code=$?; echo "$name: exit status $code $(grep "^{.error" "$out/$name.json" | head -c 2000)" >&2; status=1; }
   after=$(gpu_memory)
   gpu="$gpu{\"name\":\"$name\",\"used_mib_before\":$before,\"used_mib_after\":$after},"
   if [ -f "$out/$name/statement.json" ]; then
