@@ -71,26 +71,36 @@ class TdxMachine:
     status: str = "UpToDate"
     advisories: Sequence[str] = ()
     enclave_status: str = "UpToDate"
-    revoked: Sequence[int] = ()  # of `chain`: 0 for the processor's certificate, 1 for its issuer's
+    list_extensions: Sequence[x509.ExtensionType] = ()  # critical ones, of its lists of revoked certificates
+    revoked: Sequence[
+        int
+    ] = ()  # of `chain`: 0 for the processor's certificate, 1 for its issuer's; 2 for the signer of lists
 
     def __post_init__(self) -> None:
         self._root, self._issuer, self.pck, self._signer, self.attestation = (
             ec.generate_private_key(ec.SECP256R1()) for _ in range(5)
         )
-        root = self._certificate("Intel SGX Root CA", self._root, "Intel SGX Root CA", self._root, is_authority=True)
-        issuer = self._certificate(
-            "Intel SGX PCK Platform CA", self._issuer, "Intel SGX Root CA", self._root, is_authority=True
+        names = ("Intel SGX Root CA", "Intel SGX PCK Platform CA", "Intel SGX PCK Certificate")
+        self._certified = (
+            (names[2], self.pck, names[1], self._issuer),
+            (names[1], self._issuer, names[0], self._root),
+            (names[0], self._root, names[0], self._root),
         )
-        leaf = self._certificate(
-            "Intel SGX PCK Certificate", self.pck, "Intel SGX PCK Platform CA", self._issuer, extension=_platform()
-        )
-        self.chain = [leaf, issuer, root]
+        root = self._certificate(*self._certified[2], is_authority=True)
+        self.chain = [root, root, root]
+        self.certify(1, is_authority=True)
+        self.certify(0, is_authority=False)
         self.signers = [self._certificate("Intel SGX TCB Signing", self._signer, "Intel SGX Root CA", self._root), root]
 
     @property
     def root_sha256(self) -> bytes:
         """The pin of its root."""
         return sha256(self.chain[-1].public_bytes(Encoding.DER))
+
+    def certify(self, place: int, *, is_authority: bool) -> None:
+        """Make a certificate of its `chain` anew."""
+        extension = b"" if place else _platform()
+        self.chain[place] = self._certificate(*self._certified[place], is_authority=is_authority, extension=extension)
 
     def quote(self, report_data: bytes, *, version: int = 4, **changed: Any) -> bytes:
         """Return a quote without padding.
@@ -153,11 +163,11 @@ class TdxMachine:
         }
         signers = b"".join(one.public_bytes(Encoding.PEM) for one in self.signers)
         items = {
-            "intel/pck-crl/platform": self._list("Intel SGX PCK Platform CA", self._issuer, self.chain[:1], 0),
-            "intel/pck-crl/processor": self._list("Intel SGX PCK Processor CA", self._issuer, [], 0),
+            "intel/pck-crl/platform": self._list("Intel SGX PCK Platform CA", self._issuer, {0: self.chain[0]}),
+            "intel/pck-crl/processor": self._list("Intel SGX PCK Processor CA", self._issuer, {}),
             "intel/qe-identity": self.signed_list("enclaveIdentity", enclave),
             "intel/qe-identity/chain": signers,
-            "intel/root-crl": self._list("Intel SGX Root CA", self._root, self.chain[1:2], 1),
+            "intel/root-crl": self._list("Intel SGX Root CA", self._root, {1: self.chain[1], 2: self.signers[0]}),
             f"intel/tcb/{FMSPC}": self.signed_list("tcbInfo", info),
             f"intel/tcb/{FMSPC}/chain": signers,
         }
@@ -189,14 +199,14 @@ class TdxMachine:
             builder = builder.add_extension(unknown, critical=False)
         return builder.sign(by, SHA256())
 
-    def _list(
-        self, issuer: str, key: ec.EllipticCurvePrivateKey, certificates: list[x509.Certificate], place: int
-    ) -> bytes:
+    def _list(self, issuer: str, key: ec.EllipticCurvePrivateKey, places: dict[int, x509.Certificate]) -> bytes:
         start, end = self.now - _DAY, self.now + 29 * _DAY
         builder = x509.CertificateRevocationListBuilder(_name(issuer), start, end)
         builder = builder.add_extension(_issued_by(key), critical=False)
         builder = builder.add_extension(x509.CRLNumber(1), critical=False)
-        for one in certificates if place in self.revoked else ():
+        for one in self.list_extensions:
+            builder = builder.add_extension(one, critical=True)
+        for one in (places[place] for place in self.revoked if place in places):
             builder = builder.add_revoked_certificate(
                 x509.RevokedCertificateBuilder(one.serial_number, self.now - 2 * _DAY).build()
             )

@@ -27,6 +27,7 @@ class EkAuthority:
     name: str
     issuer: EkAuthority | None = None
     is_authority: bool = True
+    signs_certificates: bool = True
     path_length: int | None = None
     days: int = _CENTURY
     more: Sequence[x509.ExtensionType] = ()  # critical ones
@@ -35,7 +36,7 @@ class EkAuthority:
     @cached_property
     def der(self) -> bytes:
         """Its certificate."""
-        usage = _usage(key_cert_sign=True, crl_sign=True)
+        usage = _usage(key_cert_sign=self.signs_certificates, crl_sign=True)
         constraints = x509.BasicConstraints(ca=self.is_authority, path_length=self.path_length)
         extensions = [(constraints, True), (usage, True), *((one, True) for one in self.more)]
         return (self.issuer or self).issue(self.name, self.key.public_key(), extensions, days=self.days)

@@ -148,6 +148,7 @@ def _extra() -> list[x509.ExtensionType]:
 
 _NAMESAKE = EkAuthority("the root")
 _NO_AUTHORITY = EkAuthority("no authority", ROOT, is_authority=False)
+_SIGNS_NONE = EkAuthority("an authority that signs lists alone", ROOT, signs_certificates=False)
 _OVER = EkAuthority("whose time is over", ROOT, days=100)
 _ODD = EkAuthority("an odd one", ROOT, more=_extra())
 _DEEP = EkAuthority("too deep", FACTORY)
@@ -172,6 +173,8 @@ _OTHER_SIZE = rsa.generate_private_key(public_exponent=65537, key_size=3072).pub
         lambda: ROOT.endorse(EK, key_agreement=True, digital_signature=True),
         lambda: ROOT.endorse(EK, key_agreement=True, content_commitment=True),
         lambda: ROOT.endorse(EK, key_agreement=True, crl_sign=True),
+        lambda: ROOT.endorse(EK, key_agreement=True, key_cert_sign=True),
+        lambda: ROOT.endorse(EK, key_encipherment=True),  # a key on a curve agrees, and enciphers nothing
         lambda: ROOT.endorse(EK, more=(x509.BasicConstraints(ca=True, path_length=None),)),  # an authority's
         lambda: ROOT.endorse(EK, more=_extra()),
         lambda: ROOT.endorse(EK, days=100),
@@ -179,6 +182,7 @@ _OTHER_SIZE = rsa.generate_private_key(public_exponent=65537, key_size=3072).pub
         lambda: ROOT.endorse(_OTHER_SIZE),
         lambda: FACTORY.der,
         lambda: _NO_AUTHORITY.endorse(EK) + _NO_AUTHORITY.der,
+        lambda: _SIGNS_NONE.endorse(EK) + _SIGNS_NONE.der,
         lambda: _OVER.endorse(EK) + _OVER.der,
         lambda: _ODD.endorse(EK) + _ODD.der,
         lambda: _DEEP.endorse(EK) + _DEEP.der + FACTORY.der,
@@ -190,6 +194,11 @@ def test_a_certificate_that_is_one_thing_less_endorses_nothing(ek: Callable[[], 
         check_endorsement(ek(), policy=IMAGE, now_us=NOW_US)
     assert (refused.value.code, refused.value.check) == (Code.TPM_ENDORSEMENT, "12")
     check_endorsement(FACTORY.endorse(EK, use=EK_USE) + FACTORY.der, policy=IMAGE, now_us=NOW_US)  # as it should be
+
+
+def test_no_more_than_four_certificates_are_read() -> None:
+    with pytest.raises(CheckFailedError, match="not 1 to 4"):
+        check_endorsement(FACTORY.endorse(EK) + FACTORY.der * 3 + b"\x30\x82", policy=IMAGE, now_us=NOW_US)
 
 
 @pytest.mark.parametrize("name", sorted(LOGS))
@@ -229,7 +238,13 @@ def test_the_locality_that_a_tpm_started_from_is_in_its_first_register() -> None
         _log(banks=b"\x02\x00\x00\x00\x0b\x00\x20\x00\x0b\x00\x20\x00"),
         _log(banks=b"\x01\x00\x00\x00\x0b\x00\x20\x00\x00"),
         _log(banks=b"\xff\xff\xff\xff\x0b\x00\x20\x00"),
+        _log().replace(b"Event03", b"Event02"),
+        _log().replace(b"\x03\x00\x00\x00", b"\x08\x00\x00\x00", 1),  # an event that would be extended
         _log((0, 8, bytes(32), b"")).replace(b"\x01\x00\x00\x00\x0b\x00" + bytes(32), b"\x00\x00\x00\x00"),
+        _log((0, 8, bytes(32) + b"\x0b\x00" + bytes(32), b"")).replace(  # two digests of one bank
+            b"\x01\x00\x00\x00\x0b\x00" + bytes(32), b"\x02\x00\x00\x00\x0b\x00" + bytes(32)
+        ),
+        _log((0, 8, bytes(20), b"")).replace(b"\x0b\x00" + bytes(20), b"\x04\x00" + bytes(20)),  # of another bank
         _log((0, 8, bytes(32), b"")).replace(b"\x01\x00\x00\x00\x0b\x00" + bytes(32), b"\xff\xff\xff\xff"),
     ],
 )

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from glasshouse.attestation.refusal import CheckFailedError
@@ -18,6 +19,7 @@ from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.attestation.roots.tdx import tdx_evidence
+from glasshouse.attestation.roots.tdx.tdx_quote import TdxQuote
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import b64encode, encode
 from simulators.tdx_machine import EVALUATION, FMSPC, TdxMachine
@@ -181,6 +183,39 @@ def test_an_older_module_than_all_that_intel_lists_is_refused(machine: TdxMachin
         appraise(machine)
 
 
+def test_a_revoked_signer_of_lists(machine: TdxMachine) -> None:
+    machine.revoked = [2]
+    with refused(Code.COLLATERAL_INVALID, "on its issuer's list"):
+        appraise(machine)
+
+
+@pytest.mark.parametrize(
+    ("version", "at", "new"),
+    [
+        (4, 0, "0300"),  # of SGX
+        (4, 0, "0600"),
+        (4, 2, "0300"),  # a key on P-384
+        (4, 4, "00000000"),  # an enclave's
+        (4, 12, "00"),  # a quoting enclave of another maker
+        (4, 632, "00"),  # of all that follows
+        (4, 764, "05"),  # what certifies the attestation key
+        (4, 766, "00"),
+        (4, 1218, "2100"),  # authentication data
+        (4, 1252, "06"),  # what certifies the quoting enclave
+        (4, 1254, "00"),
+        (5, 48, "0100"),
+        (5, 48, "0200"),  # a report of TDX 1.0, as long as one of 1.5
+        (5, 50, "00"),
+    ],
+)
+def test_a_quote_has_the_kinds_and_lengths_that_it_states(machine: TdxMachine, version: int, at: int, new: str) -> None:
+    quote, other = machine.quote(BOUND.report_data, version=version), bytes.fromhex(new)
+    assert quote[at : at + len(other)] != other
+    assert TdxQuote.parse(quote).raw == quote
+    with pytest.raises(FormatError, match=r"of version|lengths|cannot be read"):
+        TdxQuote.parse(quote[:at] + other + quote[at + len(other) :])
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_revoked_certificate(machine: TdxMachine, place: int) -> None:
     machine.revoked = [place]
@@ -251,6 +286,21 @@ def _of(pack: Pack, name: str) -> Any:
 def test_a_pack_is_not_trusted(machine: TdxMachine, change: Callable[[TdxMachine, Pack], dict[str, bytes]]) -> None:
     with refused(Code.COLLATERAL_INVALID):
         appraise(machine, pack=machine.pack(**change(machine, machine.pack())))
+
+
+def test_a_list_of_a_part_of_what_is_revoked_is_none(machine: TdxMachine) -> None:
+    part = x509.IssuingDistributionPoint(None, None, True, False, None, False, False)
+    machine.list_extensions = [part]
+    with refused(Code.COLLATERAL_INVALID, "of a part"):
+        appraise(machine)
+
+
+@pytest.mark.parametrize(("place", "is_authority"), [(0, True), (1, False)])
+def test_each_certificate_is_for_its_own_use(machine: TdxMachine, place: int, is_authority: bool) -> None:
+    """A key that Intel let sign no certificate signs none, and what signs some signs no report."""
+    machine.certify(place, is_authority=is_authority)
+    with refused(Code.HARDWARE_CERTIFICATE):
+        appraise(machine)
 
 
 def test_lists_of_an_older_evaluation_than_the_policys(machine: TdxMachine) -> None:

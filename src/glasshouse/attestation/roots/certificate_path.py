@@ -25,6 +25,27 @@ from glasshouse.errors import Code, FormatError
 _Found = x509.BasicConstraints | x509.KeyUsage | None
 
 
+def _issues(expected: bool) -> Callable[[object, object, _Found], None]:
+    def check(_policy: object, _certificate: object, found: _Found) -> None:
+        issues = found.key_cert_sign if isinstance(found, x509.KeyUsage) else found is not None and found.ca
+        if issues is not expected:
+            raise ValueError("an issuer that may not issue, or a key that may and should not")
+
+    return check
+
+
+_AUTHORITY = (
+    ExtensionPolicy.permit_all()
+    .require_present(x509.BasicConstraints, Criticality.AGNOSTIC, _issues(True))
+    .require_present(x509.KeyUsage, Criticality.AGNOSTIC, _issues(True))
+)
+_END = (
+    ExtensionPolicy.permit_all()
+    .may_be_present(x509.BasicConstraints, Criticality.AGNOSTIC, _issues(False))
+    .require_present(x509.KeyUsage, Criticality.AGNOSTIC, _issues(False))
+)
+
+
 def certificate_path(
     given: Sequence[x509.Certificate], roots: Sequence[x509.Certificate], now_us: int
 ) -> tuple[tuple[x509.Certificate, ...], int]:
@@ -46,14 +67,7 @@ def certificate_path(
             .store(Store([*roots]))
             .time(datetime.fromtimestamp(now_us // 1_000_000, UTC))
             .max_chain_depth(len(given))
-            .extension_policies(
-                ca_policy=ExtensionPolicy.permit_all()
-                .require_present(x509.BasicConstraints, Criticality.AGNOSTIC, _issues(True))
-                .require_present(x509.KeyUsage, Criticality.AGNOSTIC, _issues(True)),
-                ee_policy=ExtensionPolicy.permit_all()
-                .may_be_present(x509.BasicConstraints, Criticality.AGNOSTIC, _issues(False))
-                .require_present(x509.KeyUsage, Criticality.AGNOSTIC, _issues(False)),
-            )
+            .extension_policies(ca_policy=_AUTHORITY, ee_policy=_END)
             .build_client_verifier()
         )
         path = tuple(verifier.verify(given[0], list(given[1:])).chain)
@@ -65,12 +79,3 @@ def certificate_path(
     if path[:-1] != tuple(given) or now_us >= end_us:
         raise FormatError(Code.SCHEMA, "a certificate that is over, or that is not on the way to a root")
     return path, min(end_us, 2**53 - 1)
-
-
-def _issues(expected: bool) -> Callable[[object, object, _Found], None]:
-    def check(_policy: object, _certificate: object, found: _Found) -> None:
-        issues = found.key_cert_sign if isinstance(found, x509.KeyUsage) else found is not None and found.ca
-        if issues is not expected:
-            raise ValueError("an issuer that may not issue, or a key that may and should not")
-
-    return check

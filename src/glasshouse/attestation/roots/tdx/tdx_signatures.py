@@ -119,6 +119,7 @@ class Judge:
             found = x509.load_der_x509_crl(data)
             is_signed = found.issuer == issuer.subject and found.is_signature_valid(issuer.public_key())  # type: ignore[arg-type]
             require(is_signed, "not signed by the issuer of the certificates that it is about")
+            require(not any(one.critical for one in found.extensions), "a list of a part of them, or of another form")
             if (expires := found.next_update_utc) is None:
                 raise ValueError("a list without an end")
         self._check_current(name, found.last_update_utc, expires, age_s)
