@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from glasshouse.runtime.confine import file_trials, landlock, silent_listener
+from glasshouse.runtime.confine import file_trials, landlock, private_root, silent_listener
 from glasshouse.runtime.kernel import NEW_LISTENER, Kernel
 from glasshouse.runtime.syscalls import KernelError
 from glasshouse.runtime.watchdog import session_record
@@ -216,6 +216,37 @@ def test_by_mounts_alone_no_file_of_a_keepers_is_written_where_the_machines_proc
             super().mount(source, target, kind, flags, data)
 
     assert run(WRITE_TO_KEEPERS, kernel=InSight(), process_files=True).output == "[] True\n"
+
+
+NAMED_BY_A_RANK = """
+import subprocess, sys
+code = "import os; os.close(os.open('/proc/self/task/' + str(os.getpid()) + '/comm', os.O_WRONLY)); print('named')"
+print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() or "refused")
+"""
+
+
+@needs_root
+@needs_landlock
+def test_ranks_name_their_threads_where_the_keepers_are_in_sight_and_the_report_says_what_that_opens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As in a container, which is shown what changes the machine read-only.
+    monkeypatch.setattr(private_root, "processes_alone_are_open", lambda: True)
+    ran = run(NAMED_BY_A_RANK, kernel=WithoutNamespaces(), process_files=True, loopback=True)
+    assert ran.output == "named\n"
+    assert "landlock" in ran.passed()
+    assert "keeper-files" in ran.report.notes
+    ran = run(NAMED_BY_A_RANK, kernel=WithoutNamespaces(), process_files=True)
+    assert ran.output == "refused\n"
+    assert "keeper-files" not in ran.report.notes
+
+
+@needs_root
+def test_ranks_name_none_where_the_machines_settings_would_be_open_too() -> None:
+    ran = run(NAMED_BY_A_RANK, kernel=WithoutNamespaces(), process_files=True, loopback=True)
+    closed = bool(os.statvfs("/proc/sys").f_flag & os.ST_RDONLY)
+    assert ran.output == ("named\n" if closed else "refused\n")
+    assert ("keeper-files" in ran.report.notes) == closed
 
 
 @needs_root

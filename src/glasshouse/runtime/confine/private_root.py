@@ -36,6 +36,9 @@ HIDDEN = (
     "vmallocinfo", "vmcore",
 )  # fmt: skip
 
+# Of /proc what changes the machine and is root's: containers are shown it read-only.
+_SETTINGS = ("acpi", "bus", "fs", "irq", "scsi", "sys", "sysrq-trigger")
+
 # The note where something was covered: nothing is seen of it.
 _COVERED = "covered-remote"
 # Where the new root is put together; any directory does, and none outside this namespace is touched.
@@ -57,13 +60,19 @@ _LINKS = (
 
 
 def build(
-    kernel: Kernel, *, read: list[str], devices: list[str], workspace_bytes: int, process_files: bool = False
+    kernel: Kernel,
+    *,
+    read: list[str],
+    devices: list[str],
+    workspace_bytes: int,
+    process_files: bool = False,
+    ranks: bool = False,
 ) -> None:
     """Put the private root together and move this process into it; the caller has its own mount namespace.
 
     Paths that do not exist are left out; workspace, /tmp and /dev/shm may hold `workspace_bytes` together. Of /proc
     nothing can be written but, where `process_files` says so, the files of the worker's processes; where others' are in
-    sight, those of the threads of this one alone.
+    sight, those of the threads of this one alone, and where there are ranks, which have no name yet, all of them.
 
     Raises:
         OSError: it cannot be done here; this process has the root and the working folder that it had.
@@ -86,7 +95,7 @@ def build(
                 sources[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
             except FileNotFoundError:
                 continue
-        _assemble(kernel, sources, devices, workspace_bytes, process_files)
+        _assemble(kernel, sources, devices, workspace_bytes, process_files=process_files, ranks=ranks)
     finally:
         for descriptor in sources.values():
             os.close(descriptor)
@@ -96,7 +105,13 @@ def build(
 
 
 def _assemble(
-    kernel: Kernel, sources: dict[str, int], devices: list[str], workspace_bytes: int, process_files: bool
+    kernel: Kernel,
+    sources: dict[str, int],
+    devices: list[str],
+    workspace_bytes: int,
+    *,
+    process_files: bool,
+    ranks: bool,
 ) -> None:
     site = next(path for path in _SITES if os.path.isdir(path))
     kernel.mount("tmpfs", site, "tmpfs", _NO_SUID_OR_DEVICE, f"mode=755,size={_ROOT_BYTES}")
@@ -105,7 +120,7 @@ def _assemble(
         _workspace(kernel, site, workspace_bytes)
         for path, descriptor in sources.items():
             _show(kernel, path, descriptor, site + path, device=path in devices)
-        _proc(kernel, site, process_files)
+        _proc(kernel, site, process_files, ranks)
         _furnish(site)
         kernel.mount("none", site, None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | _NO_SUID_OR_DEVICE)
         here = os.open(".", os.O_PATH | os.O_DIRECTORY)
@@ -180,7 +195,15 @@ def _show(kernel: Kernel, path: str, descriptor: int, target: str, *, device: bo
     kernel.mount_read_only(target, devices=device)
 
 
-def _proc(kernel: Kernel, site: str, process_files: bool) -> None:
+def processes_alone_are_open() -> bool:
+    """Return whether this process could write nothing in /proc but the files of processes; no file is opened."""
+    if os.geteuid() != 0:
+        return True  # the rest is root's
+    closed = [f"/proc/{name}" for name in _SETTINGS if os.path.lexists(f"/proc/{name}")]
+    return all(os.statvfs(path).f_flag & os.ST_RDONLY for path in closed)
+
+
+def _proc(kernel: Kernel, site: str, process_files: bool, ranks: bool) -> None:
     target = site + "/proc"
     os.makedirs(target, mode=0o755, exist_ok=True)
     options = _NO_SUID_OR_DEVICE | linux.MS_NOEXEC
@@ -191,7 +214,7 @@ def _proc(kernel: Kernel, site: str, process_files: bool) -> None:
         # A container that hides parts of /proc forbids a fresh one; the machine's own then shows more processes.
         kernel.mount("/proc", target, None, linux.MS_BIND | linux.MS_REC)
         alone = False
-    if process_files and alone:
+    if process_files and (alone or ranks):
         # The init's, and all that is there but the folders of processes, beneath which the links lead.
         others = [f"{target}/{name}" for name in os.listdir(target) if name == "1" or not name.isdecimal()]  # noqa: PTH208
         for path in [path for path in others if not os.path.islink(path)]:
@@ -199,7 +222,7 @@ def _proc(kernel: Kernel, site: str, process_files: bool) -> None:
             kernel.mount_read_only(path)
     else:
         kernel.mount_read_only(target)
-    if process_files and not alone:
+    if process_files and not (alone or ranks):
         # The keepers' are there too: of the worker's own process alone, as those that it starts have no name yet.
         own = f"{target}/self/task"
         kernel.mount(own, own, None, linux.MS_BIND)

@@ -168,6 +168,7 @@ def make_file_system(box: SandboxBuild, size: int) -> None:
                 devices=box.spec.devices,
                 workspace_bytes=size,
                 process_files=box.spec.process_files,
+                ranks=box.spec.loopback,
             )
             box.base = private_root.BASE
             return
@@ -234,9 +235,13 @@ def confine(box: SandboxBuild) -> None:
     looked_through = [path for path in sys.path if path.startswith("/") and os.path.isdir(path)]  # noqa: PTH112
     loopback = "loopback" in box.notes
     gpus = box.spec.process_files
-    # Elsewhere the files of every process of this user are in sight, the keepers' too.
-    open_files = "/proc" if file_trials.is_alone(kernel) else "/proc/self/task"
+    # Elsewhere the files of every process of this user are in sight, the keepers' too: of those no more is open than
+    # ranks need, each of which names threads of its own, and none of which has a folder yet.
+    alone = file_trials.is_alone(kernel)
+    keepers = gpus and not alone and box.spec.loopback and (box.private or private_root.processes_alone_are_open())
+    open_files = "/proc" if alone or keepers else "/proc/self/task"
     if gpus:
+        box.notes += ["keeper-files"] if keepers else []
         box.notes.append("process-files")
         # What Landlock's rule is of is another folder once the kernel has let go of the name; held, it does not.
         held = os.open(open_files, os.O_PATH)
@@ -287,6 +292,8 @@ def observe(box: SandboxBuild, found: list[tuple[str, str]]) -> dict[str, bool |
         "preload-clean": foreign_libraries(kernel.read, names),
         "seccomp-filter": trials.system_calls(kernel, isolated=box.isolated),
     }
+    if "keeper-files" in notes:  # said, and what ranks with GPUs cannot do without
+        tried["landlock"] = [name for name in tried["landlock"] if name != "write-keeper"]
     of_kernel = file_trials.kernel_files(private_root.HIDDEN)
     if box.private:
         tried["landlock"] += of_kernel
