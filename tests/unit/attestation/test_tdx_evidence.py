@@ -257,6 +257,7 @@ def _of(pack: Pack, name: str) -> Any:
     [
         lambda m, p: {"intel/root-crl": p.named("intel/pck-crl/platform")},
         lambda m, p: {"intel/pck-crl/platform": TdxMachine(now=NOW).pack().named("intel/pck-crl/platform")},
+        lambda m, p: {"intel/pck-crl/platform": p.named("intel/pck-crl/processor")},  # the same key, of another name
         lambda m, p: {"intel/pck-crl/platform": b"no list"},
         lambda m, p: {"intel/qe-identity": TdxMachine(now=NOW).pack().named("intel/qe-identity")},
         lambda m, p: {"intel/qe-identity/chain": TdxMachine(now=NOW).pack().named("intel/qe-identity/chain")},
@@ -306,6 +307,31 @@ def test_each_certificate_is_for_its_own_use(machine: TdxMachine, place: int, is
 def test_lists_of_an_older_evaluation_than_the_policys(machine: TdxMachine) -> None:
     with refused(Code.COLLATERAL_EXPIRED, "older evaluation"):
         appraise(machine, terms=policy(machine, tcb_evaluation=EVALUATION + 1))
+    enclave = _of(machine.pack(), "intel/qe-identity")["enclaveIdentity"]
+    older = machine.signed_list("enclaveIdentity", {**enclave, "tcbEvaluationDataNumber": EVALUATION - 1})
+    with refused(Code.COLLATERAL_EXPIRED, "older evaluation"):
+        appraise(machine, pack=machine.pack(**{"intel/qe-identity": older}))
+
+
+def test_a_quotes_certificates_have_one_form(machine: TdxMachine) -> None:
+    quote = machine.quote(BOUND.report_data)
+    at = quote.index(b"-----BEGIN")
+    pem = quote[at:].removesuffix(b"\x00")
+    one = pem[: pem.index(b"-----BEGIN", 1)]
+
+    def of(other: bytes) -> bytes:
+        """The same quote with other certificates, whose lengths are stated again."""
+        grown = len(other) - len(quote[at:])
+        made = bytearray(quote[:at])
+        for place in (632, 766, at - 4):
+            size = int.from_bytes(quote[place : place + 4], "little") + grown
+            made[place : place + 4] = size.to_bytes(4, "little")
+        return bytes(made) + other
+
+    assert TdxQuote.parse(of(pem)).chain == tuple(machine.chain)
+    for other in (one + pem, pem[len(one) :], b"\n" + pem, pem.replace(b"\n", b"\r\n"), pem + b"\x00\x00", pem + b"#"):
+        with pytest.raises(FormatError, match="not in their one form"):
+            TdxQuote.parse(of(other))
 
 
 def test_no_other_form_of_a_blob_is_accepted(machine: TdxMachine) -> None:
