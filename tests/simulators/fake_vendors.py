@@ -116,7 +116,7 @@ class FakeVendors:
         if parts.path == "/sgx/certification/v4/pckcrl":
             assert query["encoding"] == ["der"]
             assert query["ca"][0] in ("platform", "processor")
-            return 200, {"SGX-PCK-CRL-Issuer-Chain": pem}, self._list()
+            return 200, {}, self._list()
         if parts.path == "/tdx/certification/v4/qe/identity":
             return 200, {"SGX-Enclave-Identity-Issuer-Chain": pem}, self._signed("enclaveIdentity")
         if parts.path == "/tdx/certification/v4/tcb" and query["fmspc"] == ["90C06F000000"]:

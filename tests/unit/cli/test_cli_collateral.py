@@ -80,9 +80,7 @@ def test_what_a_policy_needs_is_fetched_and_then_nothing_is_lacking(owner: Owner
     assert code == ExitCode.DONE, err
     assert owner.names == [
         "intel/pck-crl/platform",
-        "intel/pck-crl/platform/chain",
         "intel/pck-crl/processor",
-        "intel/pck-crl/processor/chain",
         "intel/qe-identity",
         "intel/qe-identity/chain",
         "intel/root-crl",

@@ -49,8 +49,6 @@ def intel() -> tuple[dict[str, bytes], Certified, int]:
         "intel/tcb/B0C06F000000/chain": lists["tcb_info_issuer_chain"].encode(),
         "intel/qe-identity/chain": lists["qe_identity_issuer_chain"].encode(),
         "intel/root-crl": bytes.fromhex(lists["root_ca_crl"]),
-        "intel/pck-crl/platform": bytes.fromhex(lists["pck_crl"]),
-        "intel/pck-crl/platform/chain": lists["pck_crl_issuer_chain"].encode(),
     }
     return found, {}, at(2025, 6, 20)
 

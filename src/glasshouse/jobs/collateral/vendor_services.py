@@ -83,7 +83,7 @@ def request_for(item: str, certificates: Certified) -> Request:
         return Request(item=name, url=f"{HOSTS['amd']}/vcek/v1/{last}/crl")
     if name.startswith("intel/pck-crl/") and last in _AUTHORITIES:
         url = f"{HOSTS['intel']}/sgx/certification/v4/pckcrl?ca={last}&encoding=der"
-        return Request(item=name, url=url, chain="SGX-PCK-CRL-Issuer-Chain")
+        return Request(item=name, url=url)  # its issuer's certificate is in each quote that it is about
     if name == "intel/root-crl":
         return Request(item=name, url=f"{HOSTS['intel-root']}/IntelSGXRootCA.der")
     if name == "intel/qe-identity":
