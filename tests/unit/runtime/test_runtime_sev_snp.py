@@ -23,10 +23,10 @@ from glasshouse.attestation.roots.sev_snp.sev_snp_blob import SevSnpBlob
 from glasshouse.attestation.roots.sev_snp.sev_snp_evidence import appraise_report
 from glasshouse.errors import Code, FormatError, PlatformError
 from glasshouse.runtime.roots.azure import AzureCollector, split_report
-from glasshouse.runtime.roots.sev_snp import SevSnpCollector, certificate_of
+from glasshouse.runtime.roots.sev_snp import SevSnpCollector, certificate_of, named_vcek
 from glasshouse.runtime.roots.tsm_reports import TsmReports
 from glasshouse.wire.crypto import sha256
-from simulators.snp_machine import SnpMachine, report_folder
+from simulators.snp_machine import CHIP, SnpMachine, report_folder
 from tools.azure_vtpm import become_azure, kept_report, metadata_service, runtime_data
 from tools.software_tpm import SoftwareTpm, needs_swtpm, software_tpm
 
@@ -52,7 +52,7 @@ def judged(machine: SnpMachine, blob: bytes) -> Appraised:
 def collector_in(folder: Path) -> SevSnpCollector:
     device = folder / "sev-guest"
     device.touch()
-    return SevSnpCollector(str(device), TsmReports("sev_guest", folder / "report", ENTRY))
+    return SevSnpCollector(str(device), TsmReports("sev_guest", folder / "report", ENTRY), str(folder / "vcek"))
 
 
 def test_a_report_comes_by_the_kernels_folder(tmp_path: Path) -> None:
@@ -78,8 +78,55 @@ def test_a_host_without_the_certificate_is_said_so(tmp_path: Path) -> None:
                 collector.collect(bound=BOUND, credential=None)
             assert refused.value.code is Code.HARDWARE_UNAVAILABLE
     assert certificate_of(machine.table(), is_vlek=False) == machine.certificate
-    with pytest.raises(PlatformError):
-        certificate_of(machine.table(), is_vlek=True)
+    assert certificate_of(machine.table(), is_vlek=True) == b""
+
+
+@pytest.mark.parametrize(
+    ("product", "asked"),
+    [
+        ("Genoa", "vcek/v1/Genoa/" + CHIP.hex() + "?blSPL=10&teeSPL=00&snpSPL=23&ucodeSPL=84"),
+        ("Turin", "vcek/v1/Turin/" + CHIP[:8].hex() + "?fmcSPL=00&blSPL=10&teeSPL=00&snpSPL=23&ucodeSPL=84"),
+    ],
+)
+def test_a_certificate_that_the_host_does_not_give_is_fetched_from_amd_and_put_beside(
+    tmp_path: Path, product: str, asked: str
+) -> None:
+    chip = CHIP if product == "Genoa" else CHIP[:8]
+    firmware = {"bootloader": 10, "tee": 0, "snp": 23, "microcode": 84} | ({"fmc": 0} if product == "Turin" else {})
+    machine = SnpMachine(now=NOW, product=product, chip=chip, firmware=firmware)
+    with report_folder(machine, tmp_path / "report", ENTRY, table=b""):
+        collector = collector_in(tmp_path)
+        collector.prepare()
+        with pytest.raises(PlatformError) as refused:
+            collector.collect(bound=BOUND, credential=None)
+        url, into = refused.value.message.split("fetch ")[1].split(" into ")
+        assert url == f"https://kdsintf.amd.com/{asked}"
+        Path(into).parent.mkdir()
+        Path(into).write_bytes(machine.certificate)
+        assert judged(machine, collector.collect(bound=BOUND, credential=None)).claims["product"] == product
+        # Newer firmware has another key: the certificate of before is not taken for its own.
+        machine.firmware["microcode"] += 1
+        with pytest.raises(PlatformError, match="ucodeSPL=85"):
+            collector.collect(bound=BOUND, credential=None)
+        machine.firmware["microcode"] -= 1
+        Path(into).write_bytes(bytes(4097))
+        with pytest.raises(PlatformError, match="too large"):
+            collector.collect(bound=BOUND, credential=None)
+
+
+def test_where_no_certificate_can_be_fetched_it_is_said_why() -> None:
+    machine = SnpMachine(now=NOW)
+    for changed in ({"chip": bytes(64)}, {"version": 2, "family": 0, "model": 0}):
+        with pytest.raises(PlatformError, match="does not name the chip"):
+            named_vcek(machine.report(bytes(64), **changed))
+
+
+def test_the_key_of_a_cloud_is_certified_by_its_host_alone(tmp_path: Path) -> None:
+    with report_folder(SnpMachine(now=NOW, is_vlek=True), tmp_path / "report", ENTRY, table=b""):
+        collector = collector_in(tmp_path)
+        collector.prepare()
+        with pytest.raises(PlatformError, match="a VLEK, which its cloud alone has"):
+            collector.collect(bound=BOUND, credential=None)
 
 
 def test_a_machine_of_another_kind_is_said_so(tmp_path: Path) -> None:

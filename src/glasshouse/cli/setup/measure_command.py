@@ -54,7 +54,8 @@ def _draft(output: CommandOutput, on: str) -> None:
         raise UsageError(
             Code.USAGE,
             "a machine's hardware is looked at on the machine itself",
-            hint="glasshouse measure --hardware there",
+            hint="log in there: glasshouse measure --hardware > draft.toml; with a bundle there, "
+            "docs/security/hardware.md says how",
         )
     from glasshouse.jobs.references.hardware_draft import draft_of, look_at_hardware  # Linux alone has them
 

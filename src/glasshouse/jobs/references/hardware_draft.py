@@ -1,35 +1,34 @@
 """Drafts a policy of `[policy] hardware` from what a machine's hardware shows of itself.
 
-Law: nothing here is a reference value yet. Evidence is collected for no run and not appraised: what it shows is what
-the machine was when it was looked at, and not whether it was as it should be.
+Laws: nothing here is a reference value yet. Evidence is collected for no run and not appraised: what it shows is what
+the machine was when it was looked at, and not whether it was as it should be. A draft names no chain, so that it is no
+policy before its owner put that in.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from cryptography.hazmat.primitives.serialization import Encoding
+from textwrap import wrap
 
 from glasshouse.attestation.roots.binding import Bound
-from glasshouse.attestation.roots.dstack.dstack_events import DstackBlob
-from glasshouse.attestation.roots.tdx.tdx_quote import TdxBlob, TdxQuote
-from glasshouse.attestation.roots.tpm.tpm_blob import TpmBlob
-from glasshouse.attestation.roots.tpm.tpm_policy import QUOTED_PCRS
-from glasshouse.attestation.roots.tpm.tpm_quote import check_ak
-from glasshouse.errors import GlasshouseError
+from glasshouse.attestation.roots.kinds import KINDS, NVIDIA
+from glasshouse.attestation.roots.levels import level_of
+from glasshouse.errors import FormatError, GlasshouseError
+from glasshouse.jobs.references.hardware_values import CHAINS, NOTES, values_of
 from glasshouse.runtime.roots.collectors import CLASSES, collector_of
 from glasshouse.wire.canonical import Json
+from glasshouse.wire.policy import Assurance
 
 HEAD = """\
-# A draft for [policy] hardware, of what this machine shows now. Values that were seen on a machine that is not trusted
-# are not reference values yet: take them from a machine of your own that runs the same image, or compute them from the
-# image. See docs/security/hardware.md.
+# A draft for [policy] hardware, of what this machine shows now, which nothing has verified. It is no policy yet:
+# compare each value as is written above it, on a machine of your own or by what you compute from the image, and put
+# its chain in last. See docs/security/hardware.md.
 """
-_FMSPC = bytes.fromhex("060a2a864886f84d010d01040406")  # before it in a processor's certificate
-_EVALUATION = 17  # Intel's of 2025
-_UNUSED = bytes(32)  # a register that nothing was measured into
+_INSTEAD = {"tdx": "dstack", "tpm": "azure"}
+"""Of two kinds by which the same part of a machine answers, the one that a policy takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +42,13 @@ class Seen:
 
 def look_at_hardware() -> list[Seen]:
     """Look at this machine's roots of trust, and collect what they say, bound to nothing."""
-    return [_seen(kind) for kind in sorted(CLASSES)]
+    seen = [_seen(kind) for kind in sorted(CLASSES)]
+    shown = {one.kind for one in seen if not one.missing}
+    return [_left_out(one) if _INSTEAD.get(one.kind) in shown and one.kind in shown else one for one in seen]
+
+
+def _left_out(one: Seen) -> Seen:
+    return Seen(kind=one.kind, missing=f"it is offered, and {_INSTEAD[one.kind]} shows more of the same machine")
 
 
 def _seen(kind: str) -> Seen:
@@ -51,60 +56,16 @@ def _seen(kind: str) -> Seen:
         collector = collector_of(kind)
         if missing := collector.look():
             return Seen(kind=kind, missing=missing)
-        if kind not in _DRAFTS:
-            return Seen(kind=kind, missing="it is offered; its object in the policy is written by hand")
         try:
             collector.prepare()
-            return Seen(
-                kind=kind, draft=_DRAFTS[kind](collector.collect(bound=Bound(composite=bytes(32)), credential=None))
-            )
+            blob = collector.collect(bound=Bound(composite=bytes(32)), credential=None)
         finally:
             collector.close()
+        return Seen(kind=kind, draft=values_of(kind, blob))
+    except (FormatError, LookupError, ValueError) as error:
+        return Seen(kind=kind, missing=f"it gave what this version does not read: {error}")
     except GlasshouseError as error:
         return Seen(kind=kind, missing=error.message)
-
-
-def _tpm(blob: bytes) -> dict[str, Json]:
-    found = TpmBlob.parse(blob)
-    used = {str(index): [value.hex()] for index, value in zip(QUOTED_PCRS, found.pcrs, strict=True) if value != _UNUSED}
-    return {"aks": [check_ak(found.ak).hex()], "chain": "image", "pcrs": used}
-
-
-def _tdx(blob: bytes) -> dict[str, Json]:
-    return {"chain": "image", **_of_quote(TdxBlob.parse(blob).quote)}
-
-
-def _dstack(blob: bytes) -> dict[str, Json]:
-    found = DstackBlob.parse(blob)
-    written = {event.name: event.payload for event in reversed(found.events)}
-    return {
-        "chain": "workload",
-        "compose_hashes": [written.get("compose-hash", b"").hex()],
-        "key_providers": [written.get("key-provider", b"").decode("latin-1")],
-        **_of_quote(found.quote),
-    }
-
-
-def _of_quote(raw: bytes) -> dict[str, Json]:
-    quote = TdxQuote.parse(raw)
-    shown, extensions = quote.report, quote.chain[0].public_bytes(Encoding.DER)
-    found: dict[str, Json] = {
-        "fmspcs": [extensions.partition(_FMSPC)[2][:6].hex().upper()],
-        "images": [{"mrtd": shown.mrtd.hex(), "rtmr0": [shown.rtmr0.hex()], "rtmr1": shown.rtmr1.hex(),
-                    "rtmr2": shown.rtmr2.hex()}],
-        "tcb_evaluation": _EVALUATION,
-    }  # fmt: skip
-    return found if shown.mrconfigid == bytes(48) else found | {"config_ids": [shown.mrconfigid.hex()]}
-
-
-_DRAFTS: Mapping[str, Callable[[bytes], dict[str, Json]]] = {"dstack": _dstack, "tdx": _tdx, "tpm": _tpm}
-_NOTES = {
-    "dstack": "Compare compose_hashes with sha256sum app-compose.json, images with dstack-mr for this shape, and know\n"
-    "# who has key_providers: docs/how-to/dstack.md. tcb_evaluation is better Intel's present number.",
-    "tdx": "images are this shape of machine's; tcb_evaluation is better Intel's present number.",
-    "tpm": 'aks names this TPM alone; ek_roots = ["maker.pem"] in its place takes each TPM of a maker, activated.\n'
-    "# Of pcrs keep 0, 2, 4, 7 and what measures kernel, initrd and command line: spec/hardware-evidence.md, 7.1.",
-}
 
 
 def draft_of(seen: Sequence[Seen]) -> str:
@@ -113,10 +74,12 @@ def draft_of(seen: Sequence[Seen]) -> str:
     for one in seen:
         if one.missing:
             lines.append(f"# {one.kind}: {one.missing}\n")
+    shown = [one.kind for one in seen if not one.missing]
+    level = level_of(shown) or level_of([kind for kind in shown if kind != NVIDIA]) or Assurance.SOFTWARE
+    lines.append(f'# What is offered here reaches [policy] assurance = "{level}", and no more.\n')
     for one in seen:
         if not one.missing:
-            if note := _NOTES.get(one.kind):
-                lines.append(f"\n# {note}\n")
+            lines.append(f"\n# {KINDS[one.kind].title}\n")
             lines += _table((one.kind,), one.draft)
     return "".join(lines)
 
@@ -124,18 +87,29 @@ def draft_of(seen: Sequence[Seen]) -> str:
 def _table(path: tuple[str, ...], values: Mapping[str, Json]) -> Iterator[str]:
     """Yield a table with its sub-tables; texts, numbers and lists of them are the same in TOML as in JSON."""
     yield f"[{'.'.join(path)}]\n"
+    if path[0] in CHAINS and len(path) == 1:
+        yield f'# chain = "{CHAINS[path[0]]}"  # put in when each value below was compared\n'
     for name, value in values.items():
         if not isinstance(value, dict) and not _tables(value):
+            yield from _note(path, name)
             yield f"{_key(name)} = {json.dumps(value)}\n"
     for name, value in values.items():
         if isinstance(value, dict):
             yield "\n"
+            yield from _note(path, name)
             yield from _table((*path, _key(name)), value)
         elif isinstance(value, list) and _tables(value):
             for one in value:
                 assert isinstance(one, dict)  # noqa: S101 - `_tables`
-                yield f"\n[[{'.'.join((*path, _key(name)))}]]\n"
+                yield "\n"
+                yield from _note(path, name)
+                yield f"[[{'.'.join((*path, _key(name)))}]]\n"
                 yield from (f"{_key(inner)} = {json.dumps(each)}\n" for inner, each in one.items())
+
+
+def _note(path: tuple[str, ...], name: str) -> Iterator[str]:
+    note = NOTES.get(".".join((*path, name)), NOTES.get(name, ""))
+    yield from (f"# {line}\n" for line in wrap(note, 112, break_long_words=False))
 
 
 def _tables(value: Json) -> bool:
@@ -144,3 +118,7 @@ def _tables(value: Json) -> bool:
 
 def _key(name: str) -> str:
     return name if name.replace("-", "").replace("_", "").isalnum() else json.dumps(name)
+
+
+if __name__ == "__main__":  # on a machine that has a bundle and no commands
+    sys.stdout.write(draft_of(look_at_hardware()))

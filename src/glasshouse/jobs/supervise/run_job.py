@@ -27,7 +27,7 @@ from glasshouse.jobs.places.rent import cap_reached
 from glasshouse.jobs.places.rental_watch import watched
 from glasshouse.jobs.supervise.control import detach
 from glasshouse.jobs.supervise.line_watch import Broker
-from glasshouse.jobs.supervise.machine_check import pack_for
+from glasshouse.jobs.supervise.machine_check import check_rentable, pack_for
 from glasshouse.jobs.supervise.prepare import check_line, prepare
 from glasshouse.jobs.supervise.run_request import Listener, Renting, RunRequest
 from glasshouse.jobs.supervise.supervision import Ended, run_here, settled
@@ -43,6 +43,7 @@ def run_job(request: RunRequest, *, home: Home, identity: Identity, listener: Li
     if request.job is not None and "checkpoints" in request.job.params:
         check_line(home, request.gate, request.ranks)
     if request.job is not None:  # before anything is rented or sealed
+        check_rentable(request.job.floor.assurance, request.on[0])
         pack_for(home, request.job.deployment.hardware)
     rents = Renting.of(request, home)
     where = _places(request, home) if rents is None else []

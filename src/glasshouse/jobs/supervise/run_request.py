@@ -28,7 +28,6 @@ from glasshouse.jobs.places.rent import unless_closed
 from glasshouse.jobs.places.rented_machine import RentalListener
 from glasshouse.jobs.supervise.follow import Watcher
 from glasshouse.jobs.supervise.launching import LaterLeg, Prepared
-from glasshouse.jobs.supervise.machine_check import check_rentable
 from glasshouse.providers.place.base import Place
 from glasshouse.providers.rental.known import PROVIDERS
 from glasshouse.providers.rental.provider import Offer, Provider
@@ -91,8 +90,6 @@ class Renting:
                 "a sealed package does not say what a machine may cost",
                 hint="run the job file, whose [machine] does",
             )
-        if request.job is not None:
-            check_rentable(request.job.floor.assurance, request.on[0])
         machine, nodes = request.machine, 1 if request.ranks is None else request.ranks.machines
         if len(request.on) > 1 or (nodes > 1 and request.on != (SLURM,)):
             raise UsageError(

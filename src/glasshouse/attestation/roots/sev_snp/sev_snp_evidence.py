@@ -16,20 +16,12 @@ from glasshouse.attestation.roots.sev_snp.amd_certificates import VekCertificate
 from glasshouse.attestation.roots.sev_snp.amd_keys import PINNED, Product
 from glasshouse.attestation.roots.sev_snp.sev_snp_blob import SevSnpBlob
 from glasshouse.attestation.roots.sev_snp.sev_snp_policy import GUEST_BITS, SevSnpPolicy, version_of
+from glasshouse.attestation.roots.sev_snp.snp_products import parts_of, product_of
 from glasshouse.attestation.roots.sev_snp.snp_report import SnpReport
 from glasshouse.errors import Code
 
 _DEBUG, _SMT, _ALIAS_CHECKED = 1 << 19, 1 << 16, 1 << 5
 _DENIED = {1 << 18: "a migration agent", 1 << 21: "memory behind CXL"}
-_TCB = {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7}
-_LATER_TCB = {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7}
-# Pages of CPUID that AMD gave to each product: family, and models.
-_PRODUCTS = (
-    ("Milan", 0x19, 0x00, 0x0F),
-    ("Genoa", 0x19, 0x10, 0x1F),
-    ("Genoa", 0x19, 0xA0, 0xAF),
-    ("Turin", 0x1A, 0x00, 0x11),
-)
 VECTOR = {"hardware": 2, "instance-identity": 2, "runtime-opaque": 2}
 
 
@@ -104,8 +96,7 @@ def appraise_report(
 def _check_chip(report: SnpReport, vek: VekCertificate, policy: SevSnpPolicy) -> None:
     """The product is one and the policy's (`snp-product`), the chip that of the certificate (`snp-chip`)."""
     product, (family, model) = vek.root.name, report.processor
-    known = [name for name, of, low, high in _PRODUCTS if family == of and low <= model <= high]
-    if known != [product] or vek.product.split("-")[0] != product:
+    if product_of(family, model) != product or vek.product.split("-")[0] != product:
         shown = f"family {family:#x}, model {model:#x}, {vek.product}"
         raise refusal(Code.SNP_PRODUCT, "a processor of another product than its key", product, shown)
     if product not in policy.tcb:
@@ -141,7 +132,7 @@ def _check_firmware(report: SnpReport, vek: VekCertificate, policy: SevSnpPolicy
         CheckFailedError: `snp-report`, `hardware-certificate` or `hardware-tcb`.
     """
     product = vek.root.name
-    layout = _LATER_TCB if product == "Turin" else _TCB
+    layout = parts_of(product)
     for name, raw in report.tcbs.items():
         if any(raw[at] for at in range(8) if at not in layout.values()):
             raise refusal(Code.SNP_REPORT, f"reserved bytes of the {name} TCB that are not zero", "", raw)
