@@ -15,7 +15,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import ocsp
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -81,9 +81,11 @@ def certified(
     is_authority: bool = True,
     extensions: Sequence[x509.ExtensionType] = (),
     until: datetime = _FOREVER,
+    curve: ec.EllipticCurve | None = None,
+    algorithm: SHA256 | SHA384 | None = None,
 ) -> Authority:
     """Make a key and its certificate, by another or by itself."""
-    made = Authority(name=name)
+    made = Authority(name=name, key=ec.generate_private_key(curve or ec.SECP384R1()))
     issuer = by or made
     flags = dict.fromkeys(
         (
@@ -113,7 +115,7 @@ def certified(
     for each in extensions:
         is_critical = isinstance(each, x509.ExtendedKeyUsage) or each.oid == CRITICAL
         builder = builder.add_extension(each, critical=is_critical)
-    made.certificate = builder.sign(issuer.key, SHA384())
+    made.certificate = builder.sign(issuer.key, algorithm or SHA384())
     return made
 
 
@@ -305,7 +307,8 @@ class NvidiaMachine:
         *,
         responder: Authority | None = None,
         at: datetime = NOW - timedelta(hours=1),
-        until: datetime = NOW + _DAY,
+        until: datetime | None = NOW + _DAY,
+        beside: Sequence[Authority] = (),
     ) -> bytes:
         """Return what OCSP says of a certificate."""
         if responder is None and issuer.responder is None:
@@ -327,7 +330,7 @@ class NvidiaMachine:
                 revocation_reason=reason,
             )
             .responder_id(ocsp.OCSPResponderEncoding.HASH, responder.certificate)
-            .certificates([responder.certificate])
+            .certificates([each.certificate for each in (responder, *beside)])
             .sign(responder.key, SHA384())
             .public_bytes(Encoding.DER)
         )
@@ -358,6 +361,7 @@ def signed_manifest(
     version: str = "",
     about: tuple[str, str] | None = None,
     before: tuple[str, str] = ("", ""),
+    method: tuple[str, str] = ("", ""),
     values: Mapping[int, Sequence[bytes]] | None = None,
     edit: tuple[bytes, bytes] = (b"", b""),
 ) -> bytes:
@@ -366,6 +370,7 @@ def signed_manifest(
     Args:
         about: of which edition and chip it says that it is.
         before: text of it, and what stands there when it is signed.
+        method: text of how it is signed, and what stands there, which is signed too.
         edit: bytes of it, and what stands there when it has been signed.
     """
     edition, chip = about or (("SWITCH", "LS10") if name == SWITCH_MANIFEST else ("GPU", "GH100"))
@@ -393,7 +398,7 @@ def signed_manifest(
         f'<ds:Transform Algorithm="{_DS}enveloped-signature"/><ds:Transform {c14n}/></ds:Transforms>'
         '<ds:DigestMethod Algorithm="http://www.w3.org/2001/04/xmldsig-more#sha384"/>'
         f"<ds:DigestValue>{base64.b64encode(digest).decode()}</ds:DigestValue></ds:Reference></ds:SignedInfo>"
-    )
+    ).replace(*method)
     scope = f' xmlns="{_SWID}" xmlns:ds="{_DS}" xmlns:ns0="{_SWID}" xmlns:ns2="http://www.w3.org/2001/04/xmlenc#sha384"'
     signed = etree.tostring(
         etree.fromstring(info.replace("<ds:SignedInfo", f"<ds:SignedInfo{scope}", 1)), method="c14n"

@@ -107,14 +107,16 @@ class SnpMachine:
         value = {"chain": "launch", "measurements": [MEASUREMENT.hex()], "tcb": {self.product: floor}, **members}
         return SevSnpPolicy.from_json({name: one for name, one in value.items() if one is not None})
 
-    def pack(self) -> Pack:
-        """Return AMD's list of this product."""
+    def pack(self, *extensions: x509.ExtensionType) -> Pack:
+        """Return AMD's list of this product, with critical extensions."""
         builder = x509.CertificateRevocationListBuilder(
             _name(f"ARK-{self.product}"), self.now - timedelta(days=100), self.now + timedelta(days=265)
         )
         for serial in self.revoked:
             revoked = x509.RevokedCertificateBuilder(serial, self.now - timedelta(days=101))
             builder = builder.add_revoked_certificate(revoked.build())
+        for each in extensions:
+            builder = builder.add_extension(each, critical=True)
         made = builder.sign(_authority_key("ark"), SHA384(), rsa_padding=_PSS)
         return Pack(items=(Item(name=f"amd/crl/{self.product}", data=made.public_bytes(Encoding.DER)),))
 
@@ -197,7 +199,7 @@ class SnpMachine:
         )
         extensions: list[tuple[tuple[int, ...], bytes]] = [
             ((1,), _number(shown["structure"])),
-            ((2,), _text(shown["product"])),
+            ((2,), shown["product"] if isinstance(shown["product"], bytes) else _text(shown["product"])),
             *[(_PARTS[part], _number(version)) for part, version in shown["firmware"].items()],
         ]
         extensions += [((4,), shown["chip"])] if shown["chip"] else []
@@ -206,6 +208,8 @@ class SnpMachine:
         for oid, value in extensions:
             name = x509.ObjectIdentifier(".".join(map(str, (1, 3, 6, 1, 4, 1, 3704, 1, *oid))))
             builder = builder.add_extension(x509.UnrecognizedExtension(name, value), critical=False)
+        for each in shown.get("foreign", []):
+            builder = builder.add_extension(each, critical=False)
         signer = _authority_key(shown["role"])
         return builder.sign(signer, SHA384(), rsa_padding=shown["padding"]).public_bytes(Encoding.DER)
 

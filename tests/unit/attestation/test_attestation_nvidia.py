@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given
 from hypothesis import strategies as st
@@ -179,7 +181,16 @@ def test_a_gpu_in_another_mode_than_its_driver_says_is_refused(
 
 @pytest.mark.parametrize(
     "opaque",
-    [{36: b"\3\0"}, {36: b"\0"}, {36: b"\0\0", 21: b"\xaa"}, {21: b"\0"}, {3: b"\xff"}, {6: bytes(7)}, {17: b"../x"}],
+    [
+        {36: b"\3\0"},
+        {36: b"\0"},
+        {36: b"\0\0", 21: b"\xaa"},
+        {21: b"\0"},
+        {3: b"\xff"},
+        {6: bytes(7)},
+        {17: b"../x"},
+        {22: b"7 bytes"},
+    ],
     ids=str,
 )
 def test_opaque_data_of_another_form_is_refused(machine: NvidiaMachine, opaque: dict[int, bytes | None]) -> None:
@@ -282,6 +293,17 @@ def test_a_manifest_by_another_signer_or_of_another_version_is_refused(machine: 
     refused(machine, Code.COLLATERAL_INVALID, pack=with_manifest(machine, DRIVER_MANIFEST, data))
 
 
+@pytest.mark.parametrize(
+    "method",
+    [('URI=""', 'URI="#x"'), ("enveloped-signature", "base64"), ("xml-c14n11", "xml-c14n11#WithComments")],
+    ids=str,
+)
+def test_a_manifest_that_is_signed_by_other_methods_is_refused(machine: NvidiaMachine, method: tuple[str, str]) -> None:
+    """The signature holds, and would be of something else than what is read."""
+    data = signed_manifest(DRIVER_MANIFEST, machine.signing_chain, method=method)
+    refused(machine, Code.COLLATERAL_INVALID, pack=with_manifest(machine, DRIVER_MANIFEST, data))
+
+
 @pytest.mark.parametrize("about", [("GPU", "GB100"), ("SWITCH", "GH100")], ids=["chip", "edition"])
 def test_a_manifest_of_another_product_with_this_version_is_refused(
     machine: NvidiaMachine, about: tuple[str, str]
@@ -355,6 +377,24 @@ def test_what_a_report_key_certified_is_no_device(machine: NvidiaMachine) -> Non
     refused(machine, Code.HARDWARE_CERTIFICATE, blob)
 
 
+def test_a_key_that_is_no_authority_certifies_nothing_on_any_place(machine: NvidiaMachine) -> None:
+    """Its own certificate is genuine, and so is the signature that it made."""
+    device = certified(named("GH100 A01 GSP BROM", "41" + "00" * 8), machine.family)
+    key = certified(named("GH100 A01 GSP FMC LF"), device, is_authority=False)
+    forged = certified(named("GH100 A01 GSP FMC LF"), key, is_authority=False)
+    chain = [each.der for each in (forged, key, device, machine.family, machine.device_root)]
+    blob = machine.blob(gpus=[(machine.report(machine.gpus[0])[0], chain)])
+    assert "may not issue" in refused(machine, Code.HARDWARE_CERTIFICATE, blob).message
+
+
+@pytest.mark.parametrize("terms", [{"curve": ec.SECP256R1()}, {"algorithm": SHA256()}], ids=["curve", "hash"])
+def test_a_certificate_of_another_form_is_refused(machine: NvidiaMachine, terms: dict[str, Any]) -> None:
+    device = machine.gpus[0]
+    leaf = certified(named("GH100 A01 GSP FMC LF"), device.chain[1], is_authority=False, **terms)
+    blob = machine.blob(gpus=[(machine.report(device)[0], [leaf.der, *device.ders[1:]])])
+    refused(machine, Code.HARDWARE_CERTIFICATE, blob)
+
+
 def test_what_is_critical_and_unknown_is_refused(machine: NvidiaMachine) -> None:
     device = machine.gpus[0]
     known = next(each.value for each in device.chain[0].certificate.extensions if "2.23" in each.oid.dotted_string)
@@ -412,6 +452,17 @@ def test_an_answer_by_a_stranger_or_about_another_is_refused(machine: NvidiaMach
     refused(machine, Code.COLLATERAL_EXPIRED, pack=machine.pack(instead={name: answers[2]}))
 
 
+def test_an_answer_about_another_device_of_the_same_maker_is_refused(machine: NvidiaMachine) -> None:
+    """A host hands in what was said of a good device in the place of what was said of a revoked one."""
+    mine, other = (each.chain[1] for each in (machine.gpus[0], machine.made_device("another")))
+    for answer in (
+        machine.answer(other, machine.provisioner),
+        machine.answer(mine, machine.provisioner, until=None),
+        machine.answer(mine, machine.provisioner, beside=[machine.family]),
+    ):
+        refused(machine, Code.COLLATERAL_INVALID, pack=machine.pack(instead={ocsp_name(mine.der): answer}))
+
+
 def test_an_answer_has_one_form(machine: NvidiaMachine) -> None:
     """Of its status and of the name of its signature's algorithm, which no signature covers."""
     device = machine.gpus[0].chain
@@ -463,6 +514,28 @@ def test_parsers_refuse_in_one_way(data: bytes) -> None:
         for form in (data, head + data):
             with pytest.raises(FormatError):
                 parse(form)
+
+
+def test_a_report_has_one_form(machine: NvidiaMachine) -> None:
+    """Also where its signer is careless: each block once and in order, each field once, and nothing beside them."""
+    report = machine.report(machine.gpus[0])[0]
+    assert SpdmReport.parse(report).nonce == machine.bound().gpu_nonce
+    block, fields = 45, 45 + 64 * 55 + 34
+    changes = {
+        "request": (0, b"\x12"),
+        "response": (37, b"\x10"),
+        "how many blocks": (41, b"\x3f"),
+        "their length": (42, b"\0"),
+        "index": (block, b"\2"),
+        "form": (block + 1, b"\2"),
+        "digest": (block + 5, b"\x20"),
+        "a field twice": (fields + 4 + 8, b"\6\0"),
+        "a field cut short": (fields + 2, b"\xff\xff"),
+    }
+    altered = {name: report[:at] + new + report[at + len(new) :] for name, (at, new) in changes.items()}
+    for name, form in {**altered, "longer": report + b"\0", "shorter": report[:-1]}.items():
+        with pytest.raises(FormatError):
+            pytest.fail(f"{name}: {SpdmReport.parse(form)}")
 
 
 def test_a_policy_names_what_it_needs() -> None:

@@ -170,6 +170,8 @@ PSS = padding.MGF1(SHA384())
         {"more": [((3, 4), b"\x02\x01\x01")]},
         {"more": [((6,), b"\x02\x01\x01")]},
         {"more": [((3, 4), b"\x02\x02\x00\x00")]},
+        {"foreign": [x509.BasicConstraints(ca=True, path_length=None)]},
+        {"product": b"\x0c\x05Genoa"},
     ],
 )
 def test_certificates_that_are_refused(certified: dict[str, Any]) -> None:
@@ -242,6 +244,16 @@ def test_a_revoked_issuer_and_a_list_that_is_not_current_are_refused() -> None:
         judged(machine, pack=Pack(items=(Item(name=name, data=b"\x30\x03\x02\x01\x00"),)))
 
 
+def test_a_list_that_is_not_of_all_or_is_too_large_is_refused() -> None:
+    """Of a critical extension the rest of the list may hang; a pack has room for more than a list ever had."""
+    machine = SnpMachine(now=NOW)
+    narrowed = x509.IssuingDistributionPoint(None, None, True, False, None, False, False)
+    for pack in (machine.pack(narrowed), SnpMachine(now=NOW, revoked=range(2**150, 2**150 + 1800)).pack()):
+        with pytest.raises(CheckFailedError, match="complete list") as refused:
+            judged(machine, pack=pack)
+        assert refused.value.code is Code.COLLATERAL_INVALID
+
+
 def test_the_keys_that_only_tests_trust_are_not_pinned() -> None:
     machine = SnpMachine(now=NOW)
     blob = SevSnpBlob(certificate=machine.certificate, report=machine.report(BOUND.report_data)).encode()
@@ -249,6 +261,9 @@ def test_the_keys_that_only_tests_trust_are_not_pinned() -> None:
     with pytest.raises(CheckFailedError) as refused:
         appraise(blob, bound=BOUND, now_us=int(NOW.timestamp() * 1_000_000), collateral=machine.pack(), policy=policy)
     assert refused.value.code is Code.HARDWARE_CERTIFICATE
+    with pytest.raises(CheckFailedError) as refused:
+        appraise(blob, bound=BOUND, now_us=0, collateral=EMPTY, policy=HardwarePolicy())
+    assert refused.value.code is Code.CHAIN_MISSING
     with pytest.raises(CheckFailedError) as refused:
         appraise(blob + b" ", bound=BOUND, now_us=0, collateral=EMPTY, policy=policy)
     assert refused.value.code is Code.HARDWARE_MALFORMED
