@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# What pip does file by file, on all cores; some packages ship files that are no Python of this version.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python*/site-packages >/dev/null || true
 
 # Two test processes more than the machine has cores, up to eight: a third of a test's time is waiting for others.
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, 2 + (os.cpu_count() or 1)))')
@@ -13,7 +15,7 @@ FORKING := tests/unit/runtime
 # Each test starts processes; without cached bytecode each of those would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-fast test-long lint docs vectors count clean bench-package bench-lifecycle bench-evidence bench-gate bench-collectives bench-nulls bench-places bench-spread bench-trainer bench-checkpoints bench-hardware bench-coverage
+.PHONY: help setup demo test collected test-fast test-long lint docs vectors count clean bench-package bench-lifecycle bench-evidence bench-gate bench-collectives bench-nulls bench-places bench-spread bench-trainer bench-checkpoints bench-hardware bench-coverage
 
 help: ## this list
 	@grep -E '^[a-z][a-z -]*:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -26,12 +28,14 @@ $(BIN)/python:
 $(VENV)/.ready-run: $(BIN)/python pyproject.toml constraints.txt
 	@echo "Installing Glasshouse and its training frameworks (a few minutes the first time) ..."
 	$(PIP) -e '.[train,examples]'
+	@$(COMPILE)
 	@touch $@
 
 # The same, what tests and linters need, and what measures.
 $(VENV)/.ready-dev: $(BIN)/python pyproject.toml bench/pyproject.toml constraints.txt
 	@echo "Installing Glasshouse with its development tools (a few minutes the first time) ..."
 	$(PIP) -e '.[dev]' -e bench
+	@$(COMPILE)
 	@touch $@ $(VENV)/.ready-run
 
 setup: $(VENV)/.ready-dev ## install everything into .venv
@@ -42,6 +46,10 @@ demo: $(VENV)/.ready-run ## a protected LoRA run on this machine, verified
 test: $(VENV)/.ready-dev ## the whole test suite
 	$(PYTEST) $(FORKING) $(ARGUMENTS)
 	$(PYTEST) $(FORKING:%=--ignore=%) $(ARGUMENTS)
+
+# Each of several processes would compile all tests of a fresh clone for itself.
+collected: $(VENV)/.ready-dev
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true  # what is wrong is told by `make test`
 
 test-fast: $(VENV)/.ready-dev ## units, vectors, properties and a few whole runs, in about three minutes
 	$(PYTEST) $(FORKING) -m 'not long and not slow'
