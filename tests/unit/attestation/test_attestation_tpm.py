@@ -198,7 +198,7 @@ def test_a_certificate_that_is_one_thing_less_endorses_nothing(ek: Callable[[], 
 
 def test_no_more_than_four_certificates_are_read() -> None:
     with pytest.raises(CheckFailedError, match="not 1 to 4"):
-        check_endorsement(FACTORY.endorse(EK) + FACTORY.der * 3 + b"\x30\x82", policy=IMAGE, now_us=NOW_US)
+        check_endorsement(FACTORY.endorse(EK) + FACTORY.der * 4, policy=IMAGE, now_us=NOW_US)
 
 
 @pytest.mark.parametrize("name", sorted(LOGS))
@@ -238,6 +238,7 @@ def test_the_locality_that_a_tpm_started_from_is_in_its_first_register() -> None
         _log(banks=b"\x02\x00\x00\x00\x0b\x00\x20\x00\x0b\x00\x20\x00"),
         _log(banks=b"\x01\x00\x00\x00\x0b\x00\x20\x00\x00"),
         _log(banks=b"\xff\xff\xff\xff\x0b\x00\x20\x00"),
+        _log((0, 8, bytes(32), b""), banks=b"\x02\x00\x00\x00\x0b\x00\x20\x00\x04\x00\x14\x00"),  # in one of two
         _log().replace(b"Event03", b"Event02"),
         _log().replace(b"\x03\x00\x00\x00", b"\x08\x00\x00\x00", 1),  # an event that would be extended
         _log((0, 8, bytes(32), b"")).replace(b"\x01\x00\x00\x00\x0b\x00" + bytes(32), b"\x00\x00\x00\x00"),

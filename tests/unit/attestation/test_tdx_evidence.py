@@ -313,6 +313,15 @@ def test_lists_of_an_older_evaluation_than_the_policys(machine: TdxMachine) -> N
         appraise(machine, pack=machine.pack(**{"intel/qe-identity": older}))
 
 
+def test_a_quote_of_version_5_has_a_report_of_tdx(machine: TdxMachine) -> None:
+    quote = machine.quote(BOUND.report_data)
+    head = b"\x05\x00" + quote[2:48]
+    assert TdxQuote.parse(head + b"\x02\x00\x48\x02\x00\x00" + quote[48:]).report.mrtd == machine.registers.mrtd
+    for kind in (b"\x01", b"\x04"):
+        with pytest.raises(FormatError, match="of version 5"):
+            TdxQuote.parse(head + kind + b"\x00\x48\x02\x00\x00" + quote[48:])
+
+
 def test_a_quotes_certificates_have_one_form(machine: TdxMachine) -> None:
     quote = machine.quote(BOUND.report_data)
     at = quote.index(b"-----BEGIN")
