@@ -74,6 +74,7 @@ def test_what_a_policy_needs_is_fetched_and_then_nothing_is_lacking(owner: Owner
     code, out, _ = owner.ask("check", policy)
     assert code == ExitCode.INCOMPLETE
     assert "intel/tcb/90C06F000000" in out
+    assert out.count("not there") == 7
     assert f"glasshouse collateral fetch {policy}" in out.replace("\n", " ")
 
     code, out, err = owner.ask("fetch", policy)
@@ -155,6 +156,13 @@ def test_a_host_that_is_away_is_waited_for_once(owner: Owner) -> None:
     assert code == ExitCode.UNREACHABLE
     assert len(owner.vendors.asked) == 6  # four times for the first item, once for each of the others
     assert all(f"amd/crl/{product}" in err for product in ("Genoa", "Milan", "Turin"))
+
+
+def test_each_item_that_did_not_come_is_named_once(owner: Owner, policy: str) -> None:
+    owner.vendors.troubles["/tdx"] = [500] * 9
+    code, _, err = owner.ask("fetch", policy)
+    assert code == ExitCode.UNREACHABLE
+    assert err.count("intel/qe-identity:") == 1
 
 
 @pytest.mark.parametrize("trouble", ["away", "unknown", "elsewhere", "endless", "cut off", "another", "expired"])

@@ -133,12 +133,15 @@ def _fact(state: ItemState) -> dict[str, Any]:
 
 def _say_states(output: CommandOutput, states: Sequence[ItemState], at_us: int) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("item", "size", "issued", "age", "until", ""):
-        table.add_column(name, no_wrap=True, justify="right" if name in ("size", "age") else "left")
+    table.add_column(
+        "item", overflow="fold"
+    )  # a name is typed again, so that it is whole also where there is little room
+    for name in ("size", "age", "until"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "until" else "right")
     for state in states:
         lack = "" if state.lack is None else _LACKS[state.lack]
         if state.dates is None:
-            table.add_row(state.name, bytes_text(state.size) if state.size else "", "", "", "", lack)
+            table.add_row(state.name, bytes_text(state.size) if state.size else "", "", lack)
         else:
             issued, until = state.dates.issued_us, state.until_us
             age = (
@@ -146,7 +149,7 @@ def _say_states(output: CommandOutput, states: Sequence[ItemState], at_us: int) 
                 if at_us - issued >= 48 * _HOUR_US
                 else f"{(at_us - issued) // _HOUR_US} h"
             )
-            table.add_row(state.name, bytes_text(state.size), _time(issued), age, _time(until), lack)
+            table.add_row(state.name, bytes_text(state.size), age, lack or _time(until))
     output.say(table)
 
 

@@ -83,11 +83,13 @@ def fetched_pack(
         request_for(name, certified)
     found: dict[str, bytes] = {}
     failed: list[PeerError] = []
+    asked = set[str]()
     vendors = Vendors(say)
 
     def fetch(name: str) -> None:
-        if name in found or name.removesuffix("/chain") in found:
+        if (without := name.removesuffix("/chain")) in asked:  # it comes with what it signed
             return
+        asked.add(without)
         try:
             items = vendors.ask(request_for(name, certified))
             dates = {item: _current(item, data, now_us) for item, data in items.items()}

@@ -52,7 +52,7 @@ class Vendors:
             if status == 404:
                 hint = f"compare {request.item.rpartition('/')[2]} with what the refusal or the machine shows"
                 raise _failed(request, "does not know it", hint)
-            why = body.decode(errors="replace") if status == 0 else f"HTTP {status}"
+            why = body.decode(errors="replace") if status <= 0 else f"HTTP {status}"
             if pause_s is None or not (status in (0, 429) or status >= 500):
                 break
             wait_s = min(_MOST_PAUSE_S, max(after_s, pause_s))
@@ -68,7 +68,10 @@ def _failed(request: Request, why: str, hint: str) -> PeerError:
 
 
 def _exchange(request: Request) -> tuple[int, float, str | None, bytes]:
-    """Return status (0 where none came), seconds to wait, the header that was asked for, and the body or a reason."""
+    """Return status, seconds to wait, the header that was asked for, and the body or a reason.
+
+    The status is 0 where none came, and -1 where it is of no use to ask again.
+    """
     parts = urlsplit(request.url)
     deadline = time.monotonic() + _WHOLE_S
     connection = _connection(parts.scheme, parts.hostname or "", parts.port)
@@ -92,7 +95,7 @@ def _exchange(request: Request) -> tuple[int, float, str | None, bytes]:
     except ssl.SSLCertVerificationError:
         return 0, 0.0, None, b"its certificate is not valid"
     except socket.gaierror:
-        return 0, 0.0, None, b"its name is not found"
+        return -1, 0.0, None, b"its name is not found"
     except (OSError, http.client.HTTPException) as error:
         return 0, 0.0, None, type(error).__name__.encode()
     finally:
