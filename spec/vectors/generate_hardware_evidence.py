@@ -178,7 +178,7 @@ def pack_cases() -> Iterator[Case]:
 
 def policy_cases() -> Iterator[Case]:
     """Section 4, and the objects of section 7."""
-    objects, levels = hardware_objects(), {"nvidia": "gpu-tee", "tpm": "tpm"}
+    objects, levels = hardware_objects(), {"gcp": "tpm", "nvidia": "gpu-tee", "tpm": "tpm"}
     schema, chain, impossible = (code.value for code in (Code.SCHEMA, Code.CHAIN_MISSING, Code.POLICY_IMPOSSIBLE))
 
     def of(
@@ -200,6 +200,9 @@ def policy_cases() -> Iterator[Case]:
             lacking = {name: value for name, value in whole.items() if name != "chain"}
             yield of(f"{kind}-chain", "Nothing leads to the runtime.", {kind: lacking}, chain, level=level)
             yield of(f"{kind}-ima", "A chain that counts for nothing.", {kind: {**whole, "chain": "ima"}}, schema)
+    for name, word in (("word", {}), ("word-false", {"accept_issuers_word": False})):
+        silent = {member: value for member, value in objects["gcp"].items() if member != "accept_issuers_word"}
+        yield of(f"gcp-{name}", "Google's word, which no one took.", {"gcp": silent | word}, impossible, level="tpm")
     tdx, tpm, snp = objects["tdx"], objects["tpm"], objects["sev-snp"]
     for name, description, hardware, code, level in (
         ("none", "No kind.", {}, chain, "tpm"),

@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_every_example_of_a_policy_is_listed() -> None:
     assert sorted(name for name, _, _ in LISTED) == sorted(path.name for path in EXAMPLES.glob("*.toml"))
-    assert len(LISTED) == 4
+    assert len(LISTED) == 5
 
 
 @pytest.mark.parametrize(("name", "level", "chain"), LISTED)

@@ -22,11 +22,12 @@ from glasshouse.jobs.owner.rundir import RunFolder
 from glasshouse.jobs.references.hardware_draft import draft_of, look_at_hardware
 from glasshouse.jobs.verify.conclusion import Conclusion
 from glasshouse.jobs.verify.verdict import Status, verify_bundle
+from glasshouse.runtime.roots.dstack import DstackCollector
 from glasshouse.wire.states import Outcome
 from simulators.command_line import Shell
 from simulators.dstack_agent import COMPOSE_HASH, KEY_PROVIDER, dstack_agent, launched
 from simulators.tdx_machine import EVALUATION, FMSPC, TdxMachine
-from tools.machine_with_dstack import MachineWithDstack, trusting
+from tools.machine_with_socket import MachineWithSocket, trusting
 from tools.run_on import run_on
 
 
@@ -36,7 +37,7 @@ class DstackOwner:
 
     shell: Shell
     machine: TdxMachine
-    place: MachineWithDstack
+    place: MachineWithSocket
 
     @property
     def home(self) -> Home:
@@ -64,7 +65,7 @@ class DstackOwner:
 def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DstackOwner]:
     folder = tmp_path_factory.mktemp("owner")
     socket = tmp_path_factory.mktemp("run") / "dstack.sock"
-    machine, place = TdxMachine(now=datetime.now(UTC)), MachineWithDstack(socket)
+    machine, place = TdxMachine(now=datetime.now(UTC)), MachineWithSocket(DstackCollector, (str(socket),))
     made = DstackOwner(Shell(folder), machine, place)
     assert made.shell.ask("init").code == 0
     keep_pack(made.home, machine.pack())
@@ -72,7 +73,10 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DstackOwner]:
     job = made.shell.job("job", "5")
     policy = 'assurance = "cpu-tee"\nhardware = "dstack.toml"'
     job.write_text(job.read_text().replace('assurance = "software"', policy))
-    with dstack_agent(socket, machine, launched()), trusting(machine.root_sha256, place):
+    with (
+        dstack_agent(socket, machine, launched()),
+        trusting(tdx_evidence, "INTEL_ROOT_SHA256", machine.root_sha256, place),
+    ):
         yield made
     assert made.shell.left_running() == []
 

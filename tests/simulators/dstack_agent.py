@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from glasshouse.attestation.roots.dstack.dstack_events import DstackEvent, replay
 from glasshouse.wire.crypto import sha256
 from simulators.tdx_machine import PADDING, TdxMachine
+from simulators.unix_service import unix_service
 
 APP_COMPOSE = b'{"docker_compose_file":"services: {}","manifest_version":2,"name":"glasshouse"}'
 COMPOSE_HASH = sha256(APP_COMPOSE)
@@ -51,47 +50,18 @@ def answer(machine: TdxMachine, events: Sequence[DstackEvent], report_data: byte
     }
 
 
-@contextmanager
 def dstack_agent(
     path: Path, machine: TdxMachine, events: Sequence[DstackEvent], *, instead: bytes | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Serve GetQuote on this socket, each connection once.
 
     Args:
         instead: bytes that are sent in the place of every answer.
     """
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    listener.listen()
 
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection, suppress(BrokenPipeError):  # the collector reads no more than it has to
-                connection.sendall(instead if instead is not None else _answered(connection, machine, events))
+    def quote(asked: bytes, body: bytes) -> bytes | None:
+        if asked != b"/GetQuote":
+            return None
+        return json.dumps(answer(machine, events, bytes.fromhex(json.loads(body)["report_data"]))).encode()
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join()
-        listener.close()
-
-
-def _answered(connection: socket.socket, machine: TdxMachine, events: Sequence[DstackEvent]) -> bytes:
-    received = b""
-    while b"\r\n\r\n" not in received:
-        received += connection.recv(65536)
-    head, _, body = received.partition(b"\r\n\r\n")
-    fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
-    while len(body) < int(fields[b"content-length"]):
-        body += connection.recv(65536)
-    if not head.startswith(b"POST /GetQuote HTTP/1."):
-        return b"HTTP/1.0 404 Not Found\r\ncontent-length: 0\r\n\r\n"
-    found = json.dumps(answer(machine, events, bytes.fromhex(json.loads(body)["report_data"]))).encode()
-    return b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(found), found)
+    return unix_service(path, quote, instead=instead)

@@ -24,6 +24,13 @@ def hardware_objects() -> dict[str, dict[str, Any]]:
         "azure": {"chain": "image", "pcrs": pcrs, "sev-snp": snp},
         "dstack": tdx
         | {"chain": "workload", "compose_hashes": [_DIGEST], "key_providers": ['{"name":"kms","id":"3059"}']},
+        "gcp": {
+            "accept_issuers_word": True,
+            "chain": "workload",
+            "hwmodels": ["GCP_INTEL_TDX"],
+            "image_digests": [_DIGEST],
+            "least_swversion": 250800,
+        },
         "nvidia": {"device_ocsp": False, "gpus": 8, "manifests": ["NV_GPU_DRIVER_GH100_550.90.07"]},
         "sev-snp": snp,
         "tdx": tdx | {"chain": "image"},

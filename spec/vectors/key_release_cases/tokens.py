@@ -128,6 +128,12 @@ def hardware_ears(world: World) -> Iterator[tuple[str, str, Ear, dict[str, Any],
     body = gpus.to_json()
     without = {name: one for name, one in dict(body["submods"]).items() if name != "nvidia"}  # type: ignore[arg-type]
     yield "gpu-tee-no-gpu", "Without its GPUs.", gpus, {"submods": without}, schema
+    word = replace(of(Assurance.TPM, gcp={"hardware": 32}), collateral_sha256=None)
+    yield "gcp", "Google's word.", word, {}, None
+    affirmed = {"ear_status": "affirming", "ear_trustworthiness_vector": genuine}
+    said: dict[str, Any] = json.loads(word.encode())["submods"]
+    said["gcp"] |= affirmed
+    yield "gcp-boast", "Google's word, affirmed.", word, {"ear_status": "affirming", "submods": said}, schema
     cpu = of(Assurance.CPU_TEE, tdx=genuine)
     raised = {**cpu.to_json()["glasshouse"], "assurance": "gpu-tee"}  # type: ignore[dict-item]
     yield "cpu-tee-as-gpu-tee", "A processor that claims GPUs.", cpu, {"glasshouse": raised}, schema

@@ -22,7 +22,7 @@ from glasshouse.attestation.roots.appraised import (
     worst_of,
 )
 from glasshouse.attestation.roots.kinds import KINDS
-from glasshouse.attestation.roots.levels import LEVELS
+from glasshouse.attestation.roots.levels import LEVELS, words_among
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire import jwt
 from glasshouse.wire.crypto import SigningKey, key_id
@@ -126,6 +126,8 @@ class Ear(
             raise FormatError(Code.SCHEMA, "an attestation result that claims of the runtime what its level does not")
         if any(submodule.policy_ids != (self.policy_id,) for submodule in self.submodules.values()):
             raise FormatError(Code.SCHEMA, "an attestation result by two policies")
+        if any(self.submodules[kind].status is EarStatus.AFFIRMING for kind in words_among(kinds)):
+            raise FormatError(Code.SCHEMA, "an attestation result that affirms what is somebody's word")
         if self.status in (EarStatus.NONE, EarStatus.CONTRAINDICATED):
             raise FormatError(Code.SCHEMA, f"an attestation result that is {self.status}, which is a refusal")
         if (is_software and self.collateral_sha256 is not None) or (self.tpm_activated and "tpm" not in kinds):

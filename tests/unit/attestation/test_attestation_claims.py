@@ -220,9 +220,17 @@ def test_a_result_is_no_better_than_its_worst_kind(
                 Ear.from_json({**found.to_json(), "ear_status": better})
 
 
-def test_no_other_kind_is_activated(world: World) -> None:
+def test_what_is_somebodys_word_is_never_affirmed(world: World) -> None:
     ear = ear_of(world)
     submodules = Submodule.all_of({RUNTIME: CHAINED, "gcp": GENUINE}, ear.policy_sha256)
+    with pytest.raises(FormatError, match="somebody's word"):
+        replace(ear, assurance=Assurance.TPM, submodules=submodules)
+
+
+def test_no_other_kind_is_activated(world: World) -> None:
+    ear = ear_of(world)
+    submodules = Submodule.all_of({RUNTIME: CHAINED, "gcp": {"hardware": 32}}, ear.policy_sha256)
+    assert replace(ear, assurance=Assurance.TPM, submodules=submodules).status is EarStatus.WARNING
     with pytest.raises(FormatError):
         replace(ear, assurance=Assurance.TPM, submodules=submodules, tpm_activated=True)
     with pytest.raises(FormatError):

@@ -4,6 +4,7 @@ Law: who may be a root is the caller's, and never the evidence's. How each kind 
 
 - `tpm`: the roots are the policy's, and an endorsement key's own use is looked at afterwards;
 - `tdx`: the root travels, so that its digest is compared with the pinned one before; so are Intel's lists signed;
+- `gcp`: the root travels too; the key that signs tokens has a certificate that names no use;
 - `nvidia`: not at all: a node's twelve chains share their issuers, so that each signature is checked once and kept, by
   the same rules (`nvidia_certificates`);
 - `sev-snp`: not at all, for AMD's authorities are pinned as keys, and its certificates have the serial number 0.
@@ -39,21 +40,19 @@ _AUTHORITY = (
     .require_present(x509.BasicConstraints, Criticality.AGNOSTIC, _issues(True))
     .require_present(x509.KeyUsage, Criticality.AGNOSTIC, _issues(True))
 )
-_END = (
-    ExtensionPolicy.permit_all()
-    .may_be_present(x509.BasicConstraints, Criticality.AGNOSTIC, _issues(False))
-    .require_present(x509.KeyUsage, Criticality.AGNOSTIC, _issues(False))
-)
+_ANY_END = ExtensionPolicy.permit_all().may_be_present(x509.BasicConstraints, Criticality.AGNOSTIC, _issues(False))
+_END = _ANY_END.require_present(x509.KeyUsage, Criticality.AGNOSTIC, _issues(False))
 
 
 def certificate_path(
-    given: Sequence[x509.Certificate], roots: Sequence[x509.Certificate], now_us: int
+    given: Sequence[x509.Certificate], roots: Sequence[x509.Certificate], now_us: int, *, names_use: bool = True
 ) -> tuple[tuple[x509.Certificate, ...], int]:
     """These certificates, all and in their order, lead to one of the roots, and the first one's key signs none.
 
     Args:
         given: from the end to the last below the root.
         roots: authorities that are trusted; an intermediate one may be.
+        names_use: whether the first one has to have a key usage.
 
     Returns:
         The given and the root; when the first of them ends, µs, exclusive.
@@ -67,7 +66,7 @@ def certificate_path(
             .store(Store([*roots]))
             .time(datetime.fromtimestamp(now_us // 1_000_000, UTC))
             .max_chain_depth(len(given))
-            .extension_policies(ca_policy=_AUTHORITY, ee_policy=_END)
+            .extension_policies(ca_policy=_AUTHORITY, ee_policy=_END if names_use else _ANY_END)
             .build_client_verifier()
         )
         path = tuple(verifier.verify(given[0], list(given[1:])).chain)

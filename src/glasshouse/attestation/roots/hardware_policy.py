@@ -10,6 +10,7 @@ from typing import Annotated
 
 from glasshouse.attestation.roots.azure.azure_policy import AzurePolicy
 from glasshouse.attestation.roots.dstack.dstack_policy import DstackPolicy
+from glasshouse.attestation.roots.gcp.gcp_policy import GcpPolicy
 from glasshouse.attestation.roots.kinds import KINDS
 from glasshouse.attestation.roots.levels import LEVELS
 from glasshouse.attestation.roots.nvidia.nvidia_policy import NvidiaPolicy
@@ -39,6 +40,7 @@ class HardwarePolicy(Record, name="policy.hardware"):
     azure: Annotated[AzurePolicy | None, LEFT_OUT] = None
     collateral: Annotated[MaxAges, LEFT_OUT] = MaxAges()
     dstack: Annotated[DstackPolicy | None, LEFT_OUT] = None
+    gcp: Annotated[GcpPolicy | None, LEFT_OUT] = None
     nvidia: Annotated[NvidiaPolicy | None, LEFT_OUT] = None
     sev_snp: Annotated[SevSnpPolicy | None, Member("sev-snp"), LEFT_OUT] = None
     tdx: Annotated[TdxPolicy | None, LEFT_OUT] = None

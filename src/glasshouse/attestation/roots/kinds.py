@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NVIDIA = "nvidia"
+GCP_AUDIENCE = "https://glasshouse.dev/hardware/gcp/v1"  # that a token of Google's is asked for
 MAX_BLOB_BYTES = 256 * 1024
 MAX_BLOBS_BYTES = 416 * 1024  # of one piece of evidence
 MAX_BLOBS = 16
@@ -21,6 +22,8 @@ class Kind:
     offered_by: tuple[str, ...]  # paths, of which a machine that has it shows one; globs
     chains: tuple[str, ...] = ()  # from what it measures to the runtime, of which a policy names one
     needs: str = ""  # what the verifier needs beside the package itself: a module
+    word: str = ""  # whose word its evidence is, where no hardware signs it
+    proves: str = ""  # what a verified receipt shows to whom, where that is less than its level's
 
 
 KINDS = {
@@ -39,6 +42,10 @@ KINDS = {
             title="GCP Confidential Space",
             offered_by=("/run/container_launcher/teeserver.sock",),
             chains=("workload",),
+            word="Google's word about Google's machine",
+            proves="To everyone it shows what Google said: that a machine of Google's ran this, in a container that "
+            "the owner's policy lists. That is Google's word about Google's machine, which no hardware bears out; "
+            "Google could have read the run's memory, and could have said it of a run that never happened.",
         ),
         Kind(kind=NVIDIA, title="NVIDIA confidential computing", offered_by=("/dev/nvidia[0-9]*",), needs="lxml"),
         Kind(kind="sev-snp", title="AMD SEV-SNP", offered_by=("/dev/sev-guest",), chains=("launch",)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from glasshouse.attestation.roots.kinds import NVIDIA
+from glasshouse.attestation.roots.kinds import KINDS, NVIDIA
 from glasshouse.wire.policy import Assurance
 
 _PROCESSORS = frozenset({"azure", "dstack", "sev-snp", "tdx"})
@@ -47,7 +47,8 @@ LEVELS = {
         Level(
             assurance=Assurance.TPM,
             one_of=frozenset({"gcp", "tpm"}),
-            stands="a TPM quote over boot chain and runtime; a host with root could read the run's memory",
+            stands="a TPM quote over boot chain and runtime, or of the kind gcp Google's word alone; a host with root "
+            "could read the run's memory",
             proves="To its owner it shows that a machine whose TPM the policy trusts booted what the policy lists and "
             "ran this; the host could have read the run's memory. To others it is the owner's word: that the key "
             "lies in that TPM is the word of the gate, which is the owner's.",
@@ -75,3 +76,13 @@ LEVELS = {
 def level_of(kinds: Collection[str]) -> Assurance | None:
     """Return the level that exactly these kinds complete, None where there is none."""
     return next((level.assurance for level in LEVELS.values() if level.complete(kinds)), None)
+
+
+def proves_of(assurance: Assurance, kinds: Collection[str]) -> str:
+    """Return what a verified receipt at a level shows to whom, where these kinds of evidence completed it."""
+    return next((KINDS[kind].proves for kind in words_among(kinds)), LEVELS[assurance].proves)
+
+
+def words_among(kinds: Collection[str]) -> list[str]:
+    """Return which of these, kinds or not, are somebody's word: weaker than what else completes their level."""
+    return [kind for kind in kinds if kind in KINDS and KINDS[kind].word]

@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from glasshouse.attestation.roots.azure.azure_blob import AzureBlob
 from glasshouse.attestation.roots.dstack.dstack_events import DstackBlob
+from glasshouse.attestation.roots.foreign_json import read_foreign
+from glasshouse.attestation.roots.kinds import KINDS
 from glasshouse.attestation.roots.nvidia.nvidia_blob import NvidiaBlob
 from glasshouse.attestation.roots.nvidia.spdm_report import SpdmReport
 from glasshouse.attestation.roots.sev_snp.amd_certificates import VekCertificate
@@ -24,9 +26,16 @@ from glasshouse.attestation.roots.tdx.tdx_quote import TdxBlob, TdxQuote
 from glasshouse.attestation.roots.tpm.tpm_blob import TpmBlob
 from glasshouse.attestation.roots.tpm.tpm_policy import QUOTED_PCRS
 from glasshouse.attestation.roots.tpm.tpm_quote import check_ak
-from glasshouse.wire.canonical import Json
+from glasshouse.wire.canonical import Json, b64decode
 
-CHAINS = {"azure": "image", "dstack": "workload", "sev-snp": "launch", "tdx": "image", "tpm": "image"}
+CHAINS = {
+    "azure": "image",
+    "dstack": "workload",
+    "gcp": "workload",
+    "sev-snp": "launch",
+    "tdx": "image",
+    "tpm": "image",
+}
 _FMSPC = bytes.fromhex("060a2a864886f84d010d01040406")  # before it in a processor's certificate
 _EVALUATION = 17  # Intel's of 2025
 _SMT = 16  # bit of a guest policy
@@ -62,6 +71,17 @@ def _dstack(blob: bytes) -> dict[str, Json]:
         "compose_hashes": [written.get("compose-hash", b"").hex()],
         "key_providers": [written.get("key-provider", b"").decode("latin-1")],
         **_quote(found.quote),
+    }
+
+
+def _gcp(blob: bytes) -> dict[str, Json]:
+    said = read_foreign(b64decode(blob.decode().split(".")[1]))
+    return {
+        "accept_issuers_word": False,
+        "hwmodels": [said["hwmodel"]],
+        "image_digests": [said["submods"]["container"]["image_digest"].removeprefix("sha256:")],
+        "least_swversion": int(said["swversion"][0]),
+        "projects": [said["submods"]["gce"]["project_id"]],
     }
 
 
@@ -122,6 +142,7 @@ def _nvidia(blob: bytes) -> dict[str, Json]:
 _SHOWN: Mapping[str, Callable[[bytes], dict[str, Json]]] = {
     "azure": _azure,
     "dstack": _dstack,
+    "gcp": _gcp,
     "nvidia": _nvidia,
     "sev-snp": _sev_snp,
     "tdx": _tdx,
@@ -129,6 +150,7 @@ _SHOWN: Mapping[str, Callable[[bytes], dict[str, Json]]] = {
 }
 
 NOTES = {
+    "accept_issuers_word": f"Your choice, and a policy is none without true: all of it is {KINDS['gcp'].word}.",
     "aks": "The key that this TPM signs with, so this machine alone. Compare: read it again after you installed the "
     'machine yourself. ek_roots = ["maker.pem"] in its place takes each TPM of a maker, activated.',
     "author_keys": "SHA-384 of the key that signed the ID key, from the report. Compare: is it the one you made?",
@@ -140,6 +162,8 @@ NOTES = {
     "device_ocsp": "Your choice, and not of the machine: true asks NVIDIA about each GPU itself too.",
     "fmspcs": "The processor's family, from its certificate. Compare: what your provider says that it runs.",
     "gpus": "As many as the driver shows. Compare: as many as you rent.",
+    "hwmodels": "As Google names the machine. Compare: what you rent.",
+    "image_digests": "Of the container's manifest, by Google's word. Compare: the digest of your own build.",
     "id_keys": "SHA-384 of the key that signed the ID block, from the report. Compare: is it yours, or the one that "
     "your cloud publishes for its paravisor?",
     "images": "From the quote: firmware (mrtd), its configuration (rtmr0), kernel (rtmr1), command line and initrd "
@@ -150,12 +174,14 @@ NOTES = {
     "least_firmware": "COMMITTED of the report. Compare: AMD's newest for this processor; a higher one refuses older "
     "hosts.",
     "least_guest_svn": "From the report. Compare: the number of your ID block, or of your cloud's present paravisor.",
+    "least_swversion": "Of the machine's image, by Google's word. Compare: Google's present one.",
     "manifests": "Driver and firmware, as each report names them, unverified here. Compare: the driver that you or "
     "your provider installed; `glasshouse collateral fetch` refuses a name that NVIDIA does not publish.",
     "measurements": "MEASUREMENT of the report. Compare: sev-snp-measure over your firmware, kernel, initrd and "
     "command line. Of firmware without their hashes it says nothing about what booted.",
     "pcrs": "Read from the TPM. Compare: each register on a machine of yours that booted the same image, or as "
     "computed from it (systemd-pcrlock, systemd-measure). What each holds: spec/hardware-evidence.md, 7.1.",
+    "projects": "Whose machine it is, by Google's word. Compare: the project that you rent by.",
     "requires": "What the guest was launched to demand. Compare: the launch policy that you gave.",
     "smt": "Whether the guest was launched to share cores. Compare: the launch policy that you gave.",
     "switches": "As many as the driver's library shows. Compare: four in a machine of eight H100.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from glasshouse.attestation.roots.levels import LEVELS
+from glasshouse.attestation.roots.levels import proves_of, words_among
 from glasshouse.errors import Code, ExitCode, VerificationError
 from glasshouse.evidence.events import ProbeResult
 from glasshouse.evidence.log import VerifiedLog
@@ -144,14 +144,15 @@ class Verdict:
         """To whom it proves what, at its level."""
         if "hardware" in self.chain.missing and self.chain.ear:
             return _NOT_APPRAISED
-        return LEVELS[self.chain.ear.assurance].proves if self.chain.ear else _UNATTESTED
+        return proves_of(self.chain.ear.assurance, self.chain.ear.submodules) if self.chain.ear else _UNATTESTED
 
     @property
     def strength(self) -> int:
         """How much stands behind it: of several, what is said of them together is said of the weakest."""
-        if self.chain.ear is None:
+        if (ear := self.chain.ear) is None:
             return -1
-        return 0 if "hardware" in self.chain.missing else list(Assurance).index(self.chain.ear.assurance)
+        strength = 2 * list(Assurance).index(ear.assurance) - bool(words_among(ear.submodules))
+        return 0 if "hardware" in self.chain.missing else strength
 
     @property
     def doubts(self) -> tuple[str, ...]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,10 @@ from glasshouse.attestation.roots.kinds import KINDS
 from glasshouse.errors import FormatError
 from glasshouse.runtime.roots.collectors import unavailable
 from glasshouse.runtime.roots.tdx import without_padding
+from glasshouse.runtime.roots.unix_http import ask
 from glasshouse.wire.canonical import b64encode, encode
 
-_TIMEOUT_S = 30.0  # of each wait; a quote takes a second or two
 _MAX_BYTES = 2 * 1024 * 1024
-_ANSWER = re.compile(rb"HTTP/1\.[01] 200 [^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n(.*)", re.DOTALL)
 
 
 class DstackCollector:
@@ -44,8 +41,10 @@ class DstackCollector:
     def collect(self, *, bound: Bound, credential: bytes | None) -> bytes:
         """Return the blob; raises `PlatformError`."""
         del credential
+        address = next((each for each in self._sockets if each.is_socket()), self._sockets[0])
         try:
-            return blob_of(self._ask("/GetQuote", json.dumps({"report_data": bound.report_data.hex()}).encode()))
+            wanted = json.dumps({"report_data": bound.report_data.hex()}).encode()
+            return blob_of(ask(address, "/GetQuote", wanted, max_bytes=_MAX_BYTES))
         except OSError as error:
             raise unavailable(f"dstack's agent does not answer: {error.strerror or 'no answer in time'}") from None
         except (ValueError, TypeError, LookupError, RecursionError, FormatError):
@@ -53,21 +52,6 @@ class DstackCollector:
 
     def close(self) -> None:
         """Nothing stays open."""
-
-    def _ask(self, path: str, body: bytes) -> bytes:
-        """Return the answer's body; of HTTP 1.0, so that it ends with the connection and comes in one piece."""
-        address = next((each for each in self._sockets if each.is_socket()), self._sockets[0])
-        head = f"POST {path} HTTP/1.0\r\nHost: dstack\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_TIMEOUT_S)
-            connection.connect(str(address))
-            connection.sendall(f"{head}\r\n\r\n".encode() + body)
-            received = bytearray()
-            while (part := connection.recv(65536)) and len(received) <= _MAX_BYTES:
-                received += part
-        if part or (whole := _ANSWER.fullmatch(received)) is None:
-            raise ValueError
-        return whole[1]
 
 
 def blob_of(answer: bytes) -> bytes:

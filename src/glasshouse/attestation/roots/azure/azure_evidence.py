@@ -5,9 +5,7 @@ Source: spec/hardware-evidence.md, section 7.4, in the order of its checks.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey, RSAPublicNumbers
 
@@ -16,6 +14,7 @@ from glasshouse.attestation.roots.azure.azure_blob import AzureBlob
 from glasshouse.attestation.roots.azure.azure_policy import AzurePolicy
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Pack
+from glasshouse.attestation.roots.foreign_json import read_foreign
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.attestation.roots.refusing import refusal, refused, require
 from glasshouse.attestation.roots.sev_snp.amd_keys import PINNED, Product
@@ -89,20 +88,14 @@ def appraise_machine(
 def _read_runtime(data: bytes) -> tuple[RSAPublicKey, dict[str, Json]]:
     """Return the vTPM's attestation key, and what is on in the machine; raises `FormatError`."""
     try:
-        found = json.loads(data.decode(), object_pairs_hook=_once)
+        found = read_foreign(data)
         (key,) = (one for one in found["keys"] if one["kid"] == _KEY)
         modulus = b64decode(key["n"]) if (key["kty"], key["e"]) == ("RSA", "AQAB") else b""
         facts: dict[str, Json] = {
             name: value for name, value in found["vm-configuration"].items() if isinstance(value, bool)
         }
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise FormatError(Code.SCHEMA, f"no JSON with one key {_KEY} and a configuration") from None
     is_whole = len(modulus) == 256 and modulus[0] >= 0x80
     require(is_whole, f"a key {_KEY} of another kind than RSA-2048 with the exponent 65537")
     return RSAPublicNumbers(65537, int.from_bytes(modulus, "big")).public_key(), facts
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):
-        raise ValueError
-    return found

@@ -14,6 +14,7 @@ from glasshouse.attestation.policy import DeploymentPolicy
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.collateral import EMPTY, Pack
+from glasshouse.attestation.roots.kinds import KINDS
 from glasshouse.attestation.roots.root_table import bound_of, check_12_apart, check_12_hardware
 from glasshouse.errors import Code, FormatError, UsageError, VerificationError
 from glasshouse.evidence.bundle import HardwareParts
@@ -95,7 +96,9 @@ def appraised_words(ear: Ear) -> str:
     """Return what was appraised again, and what of it is somebody's word, for people."""
     kinds = " and ".join(sorted(ear.submodules.keys() - {RUNTIME}))
     word = ""
-    if ear.assurance is Assurance.TPM:
+    if "gcp" in ear.submodules:
+        word = f"; all of it is {KINDS['gcp'].word}"
+    elif ear.assurance is Assurance.TPM:
         word = f"; that its key lies in a TPM is the {'broker' if ear.tpm_activated else 'owner'}'s word"
     elif "azure" in ear.submodules:
         word = "; its TPM, and what runs beneath its image, are Microsoft's"
