@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.tpm.boot_log import BootLog
-from glasshouse.attestation.roots.tpm.endorsement import check_endorsement
+from glasshouse.attestation.roots.tpm.endorsement import check_endorsement, endorsed_sha256
 from glasshouse.attestation.roots.tpm.tpm_policy import TpmPolicy
 from glasshouse.attestation.roots.tpm.tpm_quote import check_ak
 from glasshouse.errors import Code, FormatError
@@ -29,6 +30,7 @@ NOW_US = int(datetime(2027, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
 ROOT = EkAuthority("the root")
 FACTORY = EkAuthority("a factory", ROOT, path_length=0)
 EK = ec.generate_private_key(ec.SECP256R1()).public_key()
+P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 AK = (FOLDER / "tpm" / "swtpm-ak.bin").read_bytes()
 LOGS = json.loads((FOLDER / "tpm" / "boot-logs.json").read_bytes())
 SHARED = Path(os.environ.get("GLASSHOUSE_TEST_DATA", "/nonexistent")) / "hardware" / "tpm"
@@ -140,6 +142,19 @@ def test_an_authority_between_may_be_the_one_that_the_policy_names() -> None:
     check_endorsement(FACTORY.endorse(EK), policy=named, now_us=NOW_US)
     with pytest.raises(CheckFailedError):
         check_endorsement(ROOT.endorse(EK), policy=named, now_us=NOW_US)
+
+
+def test_a_key_is_known_again_whatever_form_its_certificate_has() -> None:
+    """Who holds a certificate can write the second number of its ECDSA signature in another way."""
+    certificate = FACTORY.endorse(EK)
+    made = x509.load_der_x509_certificate(certificate)
+    first, second = decode_dss_signature(made.signature)
+    signature = encode_dss_signature(first, P256_ORDER - second)
+    end = b"\x03" + bytes([len(signature) + 1, 0]) + signature
+    body = certificate[4 : -len(made.signature) - 3] + end
+    other = b"\x30\x82" + len(body).to_bytes(2, "big") + body
+    check_endorsement(other + FACTORY.der, policy=IMAGE, now_us=NOW_US)
+    assert endorsed_sha256(other + FACTORY.der) == endorsed_sha256(certificate) != endorsed_sha256(FACTORY.der)
 
 
 def _extra() -> list[x509.ExtensionType]:

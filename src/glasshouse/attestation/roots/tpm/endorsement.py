@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from glasshouse.attestation.roots.certificate_path import certificate_path
 from glasshouse.attestation.roots.refusing import refused, require
@@ -84,6 +85,15 @@ def make_credential(ek: bytes, ak_name: bytes, secret: bytes) -> bytes:
     identity = encryptor.update(_sized(secret)) + encryptor.finalize()
     mac = hmac.digest(_kdfa(seed, b"INTEGRITY", b"", 256), identity + ak_name, "sha256")
     return _sized(_sized(mac) + identity) + _sized(encrypted)
+
+
+def endorsed_sha256(ek: bytes) -> bytes:
+    """Return the digest of the endorsement key itself; `check_endorsement` took this `ek`.
+
+    Not of its certificates: who holds one has it in another form too, as an ECDSA signature has two.
+    """
+    key = _key_of(_certificates(ek)[0])
+    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
 
 
 def _kdfa(key: bytes, label: bytes, context: bytes, bits: int) -> bytes:

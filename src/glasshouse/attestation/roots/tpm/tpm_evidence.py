@@ -13,7 +13,7 @@ from glasshouse.attestation.roots.binding import Bound, activation_mac
 from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.attestation.roots.refusing import refusal, refused
-from glasshouse.attestation.roots.tpm.endorsement import check_endorsement
+from glasshouse.attestation.roots.tpm.endorsement import check_endorsement, endorsed_sha256
 from glasshouse.attestation.roots.tpm.tpm_blob import TpmBlob
 from glasshouse.attestation.roots.tpm.tpm_quote import appraise_quote, attesting_key, check_ak
 from glasshouse.errors import Code
@@ -39,7 +39,7 @@ def appraise(blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy
     if name.hex() not in accepted.aks:
         not_after_us = check_endorsement(evidence.ek, policy=accepted, now_us=now_us)
         _check_activation(evidence.activation, bound)
-        claims["ek_sha256"] = sha256(evidence.ek).hex()
+        claims["ek_sha256"] = endorsed_sha256(evidence.ek).hex()
     _check_named("endorsement", Code.TPM_ENDORSEMENT, evidence.ek, bound.ek, bound)
     quoted = appraise_quote(
         evidence.quote,
