@@ -417,6 +417,22 @@ def test_an_owner_brings_collateral_and_the_result_names_it(broker: LocalBroker,
     assert claims_of(content)["glasshouse"]["collateral_sha256"] == PACK.sha256.hex()  # type: ignore[index]
 
 
+def test_no_pack_is_taken_for_another_owners(broker: LocalBroker, owner: Owner, shelf: Shelf) -> None:
+    """A pack that was put in place of another while both were read has the other's digest beside it."""
+    careless = Owner(broker, hardware=POLICY)
+    careless.client().put_collateral(Pack(items=()), careless.signing.public)
+    owner.client().put_collateral(PACK, owner.signing.public)
+    with contextlib.closing(sqlite3.connect(broker.data / DATABASE_NAME)) as database:
+        named = (PACK.sha256, careless.signing.public)
+        assert database.execute("UPDATE collateral SET sha256 = ? WHERE owner = ?", named).rowcount == 1
+        database.commit()
+    for one, pack in ((careless, Pack(items=())), (owner, PACK)):
+        actor = Actor.enter(one)
+        content = post(broker, framed(evidence(actor, actor.challenge(KEYS), QUOTE), QUOTE))[1]
+        assert shelf.asked[-1][2] == pack
+        assert claims_of(content)["glasshouse"]["collateral_sha256"] == pack.sha256.hex()  # type: ignore[index]
+
+
 def test_collateral_comes_over_the_network_within_the_owners_bounds(tmp_path: Path) -> None:
     mine, other = SigningKey.generate(), SigningKey.generate()
     with LocalBroker(tmp_path, owners=(mine.public, other.public), quota=Quota(per_day=2)) as broker:

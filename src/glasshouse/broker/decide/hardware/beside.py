@@ -123,9 +123,10 @@ class HardwareShelf:
         found = self._packs.get(known_as.hex())
         if found is None:
             data = connection.execute(_PACK, named).scalar_one()
-            found = Pack.parse(data), sha256(data)  # its own digest, whatever the database says
+            # By its own digest: between two reads another may have come in its place, and owners may share a pack.
+            found = Pack.parse(data), sha256(data)
             with self._lock:
-                keep(self._packs, known_as.hex(), found, most=_MOST_PACKS)
+                keep(self._packs, found[1].hex(), found, most=_MOST_PACKS)
         return found
 
 
