@@ -22,7 +22,7 @@ from glasshouse.attestation.roots.hardware_policy import MaxAges
 from glasshouse.attestation.roots.kinds import MAX_BLOBS_BYTES
 from glasshouse.attestation.roots.nvidia import nvidia_evidence
 from glasshouse.attestation.roots.nvidia.nvidia_blob import GpuMode, NvidiaBlob
-from glasshouse.attestation.roots.nvidia.nvidia_certificates import ocsp_name
+from glasshouse.attestation.roots.nvidia.nvidia_certificates import ocsp_name, read_certificate
 from glasshouse.attestation.roots.nvidia.nvidia_policy import NvidiaPolicy
 from glasshouse.attestation.roots.nvidia.reference_manifest import manifest_of
 from glasshouse.attestation.roots.nvidia.spdm_report import SpdmReport
@@ -482,6 +482,14 @@ def test_no_altered_evidence_is_accepted(machine: NvidiaMachine, node: NvidiaMac
     """Of one GPU every byte, of a node here and there: all of it in tests/long."""
     for subject, around, step in ((machine, machine.pack(), 1), (node, pack, 997)):
         assert accepted_forms(subject, around, step) == []
+
+
+def test_a_certificate_that_is_as_large_as_a_pack_is_not_read(machine: NvidiaMachine) -> None:
+    """Who answers has its certificate in the answer, which is read, and kept, before its signature is known to hold."""
+    large = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.3.6.1.4.1.99999.2"), bytes(8192))
+    answerer = certified(named("an answerer"), machine.gpus[0].chain[1], is_authority=False, extensions=[large])
+    with pytest.raises(FormatError, match="too large"):
+        read_certificate(answerer.der)
 
 
 @pytest.mark.parametrize("place", range(4))

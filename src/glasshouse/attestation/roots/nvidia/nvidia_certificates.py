@@ -35,6 +35,7 @@ _ECDSA_SHA384 = bytes.fromhex("300a06082a8648ce3d040303")
 _UNDERSTOOD = (x509.BasicConstraints, x509.ExtendedKeyUsage, x509.KeyUsage)
 _NO_AUTHORITY = x509.BasicConstraints(ca=False, path_length=None)
 _LAST_US = 2**53 - 1
+_MAX_CERTIFICATE_BYTES = 8192  # in a pack one could be as large as the pack, and is kept though no signature holds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +57,7 @@ class NvidiaCertificate:
 @lru_cache(maxsize=512)
 def read_certificate(der: bytes) -> NvidiaCertificate:
     """Parse a certificate; raises `FormatError`."""
+    require(len(der) <= _MAX_CERTIFICATE_BYTES, "a certificate that is too large")
     try:
         parsed = x509.load_der_x509_certificate(der)
         key, extensions = parsed.public_key(), list(parsed.extensions)
