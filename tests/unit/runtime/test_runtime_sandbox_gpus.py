@@ -6,11 +6,12 @@ import ctypes
 import errno
 import os
 import socket
+import time
 
 import pytest
 
 from glasshouse.runtime.confine import file_trials, landlock, private_root, silent_listener
-from glasshouse.runtime.kernel import NEW_LISTENER, Kernel
+from glasshouse.runtime.kernel import NEW_LISTENER, PR_SET_DUMPABLE, Kernel
 from glasshouse.runtime.syscalls import KernelError
 from glasshouse.runtime.watchdog import session_record
 from glasshouse.runtime.worker.sandbox import Worker
@@ -168,6 +169,39 @@ for name in (chr(0) + "way-out", "way-out", ""):
     # Of the second it is gone, and nothing answers.
     gone = "Function not implemented \n"
     assert run(code, kernel=WithoutNamespaces(), process_files=True).output == "Invalid argument \n" + 2 * gone
+
+
+# The memory of what answers, which would run whatever a script writes there.
+STEER = """
+import os
+def group(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[2])
+others = []
+for pid in (name for name in os.listdir("/proc") if name.isdecimal()):
+    try:
+        if int(pid) != os.getpid() and group(pid) == os.getpgid(0):
+            others.append(pid)
+            os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR))
+            print("steered")
+    except OSError as error:
+        print(error.strerror)
+print(len(others))
+"""
+
+
+@needs_root
+@needs_filters
+def test_what_answers_is_closed_to_a_script_however_late_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ranks have the files of processes open, one that can be written to would be theirs, without a filter."""
+    monkeypatch.setattr(private_root, "processes_alone_are_open", lambda: True)
+
+    class Late(WithoutNamespaces):
+        def prctl(self, option: int, value: int = 0) -> int:
+            if option == PR_SET_DUMPABLE:
+                time.sleep(1)
+            return super().prctl(option, value)
+
+    assert run(STEER, kernel=Late(), process_files=True, loopback=True).output == "Permission denied\n1\n"
 
 
 # Every file of every keeper's, by each way that leads there; and of the worker's own what it needs.

@@ -44,15 +44,18 @@ def notices(kernel: Kernel) -> int | None:
 
 
 def start(kernel: Kernel, descriptor: int, program: bytes) -> None:
-    """Answer in an orphan of this process's group, under the filter `program`; the descriptor is closed here."""
+    """Answer in an orphan of this process's group, under the filter `program`; the descriptor is closed here.
+
+    The orphan is confined before it begins, and that before this returns: a script that found it open would steer it.
+    """
     child = os.fork()
     if child == 0:
         try:
+            ends = [end.detach() for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)]
+            linux.close_all_but({descriptor, *ends})
+            kernel.prctl(linux.PR_SET_DUMPABLE, 0)
+            kernel.seccomp(program)
             if os.fork() == 0:
-                ends = [end.detach() for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)]
-                linux.close_all_but({descriptor, *ends})
-                kernel.prctl(linux.PR_SET_DUMPABLE, 0)
-                kernel.seccomp(program)
                 _answer(kernel, descriptor, ends[0])
         finally:
             os._exit(0)
