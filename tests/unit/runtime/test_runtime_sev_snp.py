@@ -242,6 +242,7 @@ def test_a_quote_counts_by_the_key_that_the_report_names(
         (named, with_runtime(runtime_data(modulus, kid="HCLAkPub", e="Aw"))),
         (named, with_runtime(runtime_data(modulus, kty="EC"))),
         (named, with_runtime(runtime_data(b"\xaa" * 128))),
+        (named, with_runtime(runtime_data(b"\x7f" + b"\xaa" * 255))),  # of 2047 bits
         (named, with_runtime(runtime_data(modulus, n=7))),
         (named, with_runtime(twice)),
         (named, with_runtime(b"[" * 4000)),

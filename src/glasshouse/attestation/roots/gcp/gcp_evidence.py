@@ -42,7 +42,7 @@ def appraise(blob: bytes, *, bound: Bound, now_us: int, collateral: Pack, policy
 def appraise_claims(
     said: Mapping[str, Any], end_us: int, *, audience: str, nonce: str, now_us: int, terms: GcpPolicy
 ) -> Appraised:
-    """Appraise what a token says whose signature holds; raises `CheckFailedError`, from the fourth check of 7.6 on."""
+    """Appraise what a token says whose signature holds; raises `CheckFailedError`, from the fifth check of 7.6 on."""
     _check_of_now(said, audience, now_us)
     _check(Code.HARDWARE_DEBUG, said, "dbgstat", ["disabled-since-boot"])
     _check(Code.REFERENCE_VALUE, said, "secboot", [True])
