@@ -153,13 +153,15 @@ def test_lora_in_ranks_reads_its_records_from_the_package_and_one_adapter_leaves
     tmp_path: Path, broker: BrokerProcess, container: bool
 ) -> None:
     records = b"".join(b'{"prompt": "%d?", "completion": "%d"}\n' % (n, n % 2) for n in range(16))
-    params = {"model": "config:qwen2-tiny", "data": "train.jsonl", "max_steps": 2, "per_device_train_batch_size": 2}
+    params = {"model": "config:qwen2-tiny", "data": "train.jsonl", "max_steps": 1, "per_device_train_batch_size": 2}
     with workload_world(tmp_path, "lora", params, {"train.jsonl": records}, broker=broker) as world:
         agent = world.start(ranks=2, **({"program": CONTAINER} if container else {}))
         agent.wait(within_s=180)
         verdict = ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None)
         outputs = agent.outputs()
-    work = verdict.chain.receipt.work
-    assert (work.done, work.stop_reason) == (2, "steps"), "as rank 0 says"
+    work, loss = verdict.chain.receipt.work, verdict.chain.receipt.loss
+    assert (work.done, work.stop_reason) == (1, "steps"), "as rank 0 says"
+    assert loss is not None
+    assert loss.first == loss.final, "the mean of the ranks is of both ends of a single step"
     assert {"adapter_config.json", "adapter_model.safetensors"} <= set(outputs)
     assert agent.log().count("adapter_model.safetensors sha256") == 1

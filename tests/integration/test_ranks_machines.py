@@ -276,21 +276,27 @@ def test_a_runtime_that_was_not_told_where_all_machines_are(world: Callable[...,
     assert "measured" not in agent.states()
 
 
-def test_a_package_that_allows_the_traffic_opens_none_on_one_machine(world: Callable[..., World]) -> None:
+def test_a_package_that_allows_the_traffic_opens_none_on_one_machine_where_one_rank_is_a_world(
+    world: Callable[..., World],
+) -> None:
     script = """
-import socket
+import socket, torch, torch.distributed as dist
 for address in (("192.0.2.1", 9), ("127.0.0.1", PORT)):
     try:
         socket.create_connection(address, timeout=1)
         print("reached")
     except OSError as error:
         print(type(error).__name__)
+dist.init_process_group("sealed")
+one = torch.ones(3)
+dist.all_reduce(one)
+print(dist.get_world_size(), one.tolist())
 """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         agent = world(script.replace("PORT", str(listener.getsockname()[1]))).start(ranks=1)
         agent.wait(within_s=120)
         ended(agent, exit_code=ExitCode.DONE, outcome="completed", code=None)
-    assert agent.log().split() == ["OSError", "ConnectionRefusedError"]
+    assert agent.log().splitlines() == ["OSError", "ConnectionRefusedError", "1 [1.0, 1.0, 1.0]"]
 
 
 def peers(count: int) -> str:

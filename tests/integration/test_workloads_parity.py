@@ -137,16 +137,12 @@ def test_two_ranks_train_the_adapter_that_one_process_trains(tmp_path: Path) -> 
     assert ranked.one("finished")["trainable"] == 7168
     losses = [[line["loss"] for line in json.loads(one.outputs["log_history.json"])] for one in ends]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    # Of its first step and of its last, what a run reports is the mean of the ranks, and not what rank 0 has.
+    reported = [{end: float(value) for end, value in one.one("finished")["loss"].items()} for one in ends]
+    assert reported[0] == pytest.approx(reported[1], rel=1e-5)
     assert ranked.log.count("trainable parameters") == 1
     first, second = (safetensors_of(one.outputs["adapter_model.safetensors"]) for one in ends)
     assert max(abs(one - other) for one, other in zip(first, second, strict=True)) < 1e-5 < max(map(abs, first))
-
-
-def test_the_loss_of_a_single_step_is_the_mean_of_the_ranks_at_both_ends(tmp_path: Path) -> None:
-    ended = run_raw("lora", TINY | {"max_steps": 1}, {"train.jsonl": RECORDS}, tmp_path, ranks=2)
-    assert ended.exit_code == 0, ended.log
-    loss = ended.one("finished")["loss"]
-    assert loss["first"] == loss["final"]
 
 
 def test_ranks_that_the_clock_ends_end_at_the_same_step(tmp_path: Path) -> None:
