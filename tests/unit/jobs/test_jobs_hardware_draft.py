@@ -18,7 +18,7 @@ from glasshouse.attestation.roots.sev_snp.sev_snp_blob import SevSnpBlob
 from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.jobs.define.hardware_file import read_hardware
 from glasshouse.jobs.references import hardware_draft, hardware_values
-from glasshouse.jobs.references.hardware_draft import draft_of, look_at_hardware
+from glasshouse.jobs.references.hardware_draft import Seen, draft_of, look_at_hardware
 from simulators.nvidia_machine import NvidiaMachine
 from simulators.snp_machine import CLOUD, MEASUREMENT, SnpMachine
 
@@ -165,3 +165,8 @@ def test_what_cannot_be_read_is_said_and_not_drafted(monkeypatch: pytest.MonkeyP
     assert "\n[" not in text
     assert 'assurance = "software"' in text
     assert text.count("it gave what this version does not read") == 6
+
+
+def test_what_a_machine_says_of_what_is_missing_becomes_no_policy() -> None:
+    text = draft_of([Seen(kind="tpm", missing='no answer\n[tpm]\nchain = "image"\r\n')])
+    assert all(line.startswith("#") for line in text.splitlines() if line)

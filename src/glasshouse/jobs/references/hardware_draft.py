@@ -73,7 +73,8 @@ def draft_of(seen: Sequence[Seen]) -> str:
     lines = [HEAD]
     for one in seen:
         if one.missing:
-            lines.append(f"# {one.kind}: {one.missing}\n")
+            # In one line, whatever the machine's services put into it: what is behind a break would be policy.
+            lines.append(f"# {one.kind}: {' '.join(one.missing.split())}\n")
     shown = [one.kind for one in seen if not one.missing]
     level = level_of(shown) or level_of([kind for kind in shown if kind != NVIDIA]) or Assurance.SOFTWARE
     lines.append(f'# What is offered here reaches [policy] assurance = "{level}", and no more.\n')
