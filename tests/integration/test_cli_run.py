@@ -135,10 +135,16 @@ def test_the_artifact_can_be_shown_to_anyone(shell: Shell, finished: Answer) -> 
     assert (none.code, none.error["code"]) == (ExitCode.USAGE, "usage"), "a run without weights has none to reveal"
 
 
-def test_run_json_is_one_object_with_everything_promised(shell: Shell) -> None:
-    answer = shell.ask("run", "quick.toml", "--json")
+def test_a_sealed_package_runs_its_json_is_one_object_with_everything_promised_and_it_is_revoked(shell: Shell) -> None:
+    sealed = shell.ask("seal", "quick.toml", "-o", "job.sealed", "--json").object
+    assert CANARY.encode() not in (shell.folder / "job.sealed").read_bytes()
+    shown = shell.ask("inspect", "job.sealed", "--json").object
+    assert (shown["signature"], shown["package"]) == ("valid", sealed["package"])
+    assert shell.ask("verify", "job.sealed", "--content", "--json").object["assets"] == 2
+    answer = shell.ask("run", "job.sealed", "--json")
     assert (answer.code, answer.err) == (ExitCode.DONE, "")
     found = answer.object
+    assert found["package"] == sealed["package"]
     for name in (
         *("run_id", "state", "outcome", "attestation", "assurance", "hardening", "package", "workload", "work"),
         *("loss", "outputs", "lifecycle_s", "training_imports_s", "zeroization", "receipt"),
@@ -151,16 +157,6 @@ def test_run_json_is_one_object_with_everything_promised(shell: Shell) -> None:
     assert found["outputs"][0]["sha256"] == hashlib.sha256(RESULT).hexdigest()
     assert {probe["result"] for probe in found["zeroization"]} <= {"clean", "unverifiable"}
     assert found["lifecycle_s"]["total"] > 0
-
-
-def test_a_sealed_package_is_run_twice_then_revoked(shell: Shell) -> None:
-    sealed = shell.ask("seal", "quick.toml", "-o", "job.sealed", "--json").object
-    assert CANARY.encode() not in (shell.folder / "job.sealed").read_bytes()
-    shown = shell.ask("inspect", "job.sealed", "--json").object
-    assert (shown["signature"], shown["package"]) == ("valid", sealed["package"])
-    assert shell.ask("verify", "job.sealed", "--content", "--json").object["assets"] == 2
-    ran = shell.ask("run", "job.sealed", "--json").object
-    assert (ran["outcome"], ran["package"]) == ("completed", sealed["package"])
     assert shell.ask("revoke", "job.sealed", "--json").object["revoked"] is True
     before = shell.known()
     refused = shell.ask("run", "job.sealed", "--json")
