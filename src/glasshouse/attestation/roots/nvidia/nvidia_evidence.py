@@ -117,13 +117,13 @@ def check_devices(evidence: NvidiaBlob, bound: Bound, judging: Judging) -> list[
         place = f"switch {number - len(evidence.gpus)}" if is_switch else f"GPU {number}"
         chain = [evidence.certificates[one] for one in each.chain]
         device = _device(place, is_switch, chain, each.report, judging)
+        if not is_switch and any(claimed.driver != device.report.driver for claimed in bound.gpus):
+            raise refusal(Code.GPU_IDENTITY, f"{place} has another driver than the claims say")
         if device.pdi in {other.pdi for other in devices}:
             raise refusal(Code.GPU_COUNT, f"{place} is there twice", "each once", device.pdi)
         if device.mode is not evidence.mode:
             message = f"{place} is in another mode than the driver says"
             raise refusal(Code.GPU_MODE, message, evidence.mode, device.mode)
-        if not is_switch and any(claimed.driver != device.report.driver for claimed in bound.gpus):
-            raise refusal(Code.GPU_IDENTITY, f"{place} has another driver than the claims say")
         devices.append(device)
     return devices
 
