@@ -82,7 +82,8 @@ class FakeVendors:
 
     def _signed(self, member: str) -> bytes:
         dates = [f"{one:%Y-%m-%dT%H:%M:%SZ}" for one in (self.issued, self.issued + 30 * DAY)]
-        body = {member: {"issueDate": dates[0], "nextUpdate": dates[1]}, "signature": "00" * 64}
+        said = {"issueDate": dates[0], "nextUpdate": dates[1], "tcbEvaluationDataNumber": 20}
+        body = {member: said, "signature": "00" * 64}
         return json.dumps(body, separators=(",", ":")).encode()
 
     def _response(self, question: bytes) -> bytes:

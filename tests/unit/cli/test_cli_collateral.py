@@ -163,6 +163,23 @@ def test_each_item_that_did_not_come_is_named_once(owner: Owner, policy: str) ->
     code, _, err = owner.ask("fetch", policy)
     assert code == ExitCode.UNREACHABLE
     assert err.count("intel/qe-identity:") == 1
+    assert "2 items did not come" in err
+    assert all(sum(name in line for line in err.splitlines()) == 1 for name in ("qe-identity:", "tcb/90C06F000000:"))
+
+
+@pytest.mark.parametrize("kind", ["gcp", "tpm"])
+def test_a_kind_that_needs_nothing_of_a_vendor_is_said_so(owner: Owner, kind: str) -> None:
+    code, out, _ = owner.ask("fetch", kind)
+    assert code == ExitCode.DONE
+    assert f"nothing that {kind} needs" in out
+    assert (owner.vendors.asked, owner.names) == ([], [])
+
+
+def test_the_evaluation_of_intels_lists_is_shown_before_a_policy_names_one(owner: Owner) -> None:
+    for words in (("fetch", "dstack", "intel/tcb/90C06F000000"), ("show",)):
+        assert "evaluation 20" in owner.ask(*words)[1]
+    shown = {item["name"]: item["evaluation"] for item in owner.object("show")["items"]}
+    assert (shown["intel/tcb/90C06F000000"], shown["intel/root-crl"]) == (20, None)
 
 
 @pytest.mark.parametrize("trouble", ["away", "unknown", "elsewhere", "endless", "cut off", "another", "expired"])
@@ -210,3 +227,14 @@ def test_dates_are_those_that_the_makers_signed(tmp_path: Path) -> None:
     for name in ("amd/crl/Milan", "intel/tcb/90C06F000000", "intel/qe-identity/chain", "nvidia/ocsp/00", DRIVER):
         with pytest.raises(Exception, match="is not what its name says"):
             dates_of(name, b"[1]")
+
+
+def test_a_damaged_pack_is_replaced_by_the_command_that_its_refusal_names(owner: Owner, policy: str) -> None:
+    owner.ask("fetch", policy)
+    names = owner.names
+    owner.home.collateral.write_bytes(owner.home.collateral.read_bytes()[:900])
+    code, _, err = owner.ask("fetch", policy)
+    assert code == ExitCode.USAGE
+    assert "glasshouse collateral fetch --only" in err
+    assert owner.ask("fetch", "--only", policy)[0] == ExitCode.DONE
+    assert owner.names == names

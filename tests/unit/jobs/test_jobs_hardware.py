@@ -78,6 +78,13 @@ def test_what_leads_from_no_hardware_to_the_runtime_is_no_policy(
     assert refused.value.code is code
 
 
+def test_a_file_of_comments_is_no_policy(tmp_path: Path) -> None:
+    (tmp_path / "draft.toml").write_text("# tpm: there is no TPM\n")
+    with pytest.raises(UsageError, match="names no kind") as refused:
+        read_hardware(tmp_path / "draft.toml")
+    assert refused.value.code is Code.CHAIN_MISSING
+
+
 def test_a_level_and_its_policy_fit_or_there_is_no_job(folder: Path) -> None:
     policy = read_hardware(folder / "machines.toml")
     assert kinds_wanted(Assurance.SOFTWARE, None) == ()

@@ -97,6 +97,7 @@ def test_a_machine_of_snp_with_gpus_is_one_draft(monkeypatch: pytest.MonkeyPatch
     assert "Compare: sev-snp-measure" in text
     assert 'assurance = "gpu-tee"' in text
     assert uncommented(text) == []
+    assert "\n[sev-snp.tcb]" not in text
     found = compared(text)
     assert found.nvidia == gpus.policy(device_ocsp=False).nvidia
     snp = found.sev_snp
@@ -158,6 +159,15 @@ def test_a_machine_of_azures_is_drafted_by_its_paravisor_and_what_it_booted(
     assert sorted(map(int, azure.pcrs)) == [0, 2, 4, 7, 11, 12, 13]
     assert (azure.sev_snp.id_keys, azure.sev_snp.measurements) == ((b"\x1d" * 48,), ())
     assert azure.sev_snp.least_guest_svn == 11
+
+
+def test_a_processor_that_is_not_known_is_named_and_not_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = SnpMachine(now=datetime.now(UTC))
+    report = bytearray(machine.report(bytes(64)))
+    report[0x188] = 0x2F
+    text = draft(monkeypatch, {"sev-snp": SevSnpBlob(certificate=machine.certificate, report=bytes(report)).encode()})
+    assert "family 0x2f" in text
+    assert "\n[" not in text
 
 
 def test_what_cannot_be_read_is_said_and_not_drafted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ def test_a_damaged_pack_is_no_pack(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(UsageError) as damaged:
         kept_pack(home)
     assert damaged.value.code is Code.COLLATERAL_INVALID
+    assert "--only" in damaged.value.hint, "without it the damaged one is read first"
 
 
 def test_a_file_without_end_is_not_read_whole(tmp_path: Path) -> None:

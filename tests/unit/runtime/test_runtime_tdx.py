@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,10 @@ from glasshouse.attestation.roots.dstack.dstack_events import DstackBlob
 from glasshouse.attestation.roots.tdx.tdx_quote import TdxBlob
 from glasshouse.errors import Code, PlatformError
 from glasshouse.runtime.roots.dstack import DstackCollector, blob_of
+from glasshouse.runtime.roots.sev_snp import SevSnpCollector
 from glasshouse.runtime.roots.tdx import TdxCollector, without_padding
+from glasshouse.runtime.roots.tpm import TpmCollector
+from glasshouse.runtime.roots.tsm_reports import TsmReports
 from simulators.dstack_agent import dstack_agent, launched
 from simulators.tdx_machine import PADDING, TdxMachine
 
@@ -139,6 +144,39 @@ def test_the_kernel_is_asked_for_this_run(machine: TdxMachine, tmp_path: Path) -
         collector.close()
     assert quote[568:632] == BOUND.report_data
     assert not quote.endswith(PADDING)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EBUSY, "another process uses it"),
+        (errno.EACCES, "this user may not use it"),
+        (errno.ENOTTY, "its driver does not have this call"),
+        (errno.EIO, "whose host it is has to look"),
+        (errno.ETIMEDOUT, "its service did not answer in time"),
+        (errno.EXDEV, f"error {errno.EXDEV}"),
+    ],
+)
+def test_what_a_device_answers_is_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
+) -> None:
+    def fails(*_ignored: object, **_also: object) -> int:
+        raise OSError(number, "words of the system's")
+
+    (tmp_path / "device").touch()
+    device = str(tmp_path / "device")
+    on_an_older_kernel = SevSnpCollector(device, TsmReports("sev_guest", tmp_path / "none"))
+    asked = (
+        TpmCollector(device).prepare,
+        TdxCollector(tmp_path).prepare,
+        partial(on_an_older_kernel.collect, bound=BOUND, credential=None),
+    )
+    monkeypatch.setattr(os, "open", fails)
+    monkeypatch.setattr(os, "mkdir", fails)
+    for each in asked:
+        with pytest.raises(PlatformError, match=said) as refused:
+            each()
+        assert refused.value.code is Code.HARDWARE_UNAVAILABLE
 
 
 def test_another_process_in_this_runs_entry(machine: TdxMachine, tmp_path: Path) -> None:

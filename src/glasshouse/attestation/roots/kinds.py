@@ -22,6 +22,7 @@ class Kind:
     offered_by: tuple[str, ...]  # paths, of which a machine that has it shows one; globs
     chains: tuple[str, ...] = ()  # from what it measures to the runtime, of which a policy names one
     needs: str = ""  # what the verifier needs beside the package itself: a module
+    unseen: str = ""  # what its device does not show before evidence is collected
     word: str = ""  # whose word its evidence is, where no hardware signs it
     proves: str = ""  # what a verified receipt shows to whom, where that is less than its level's
 
@@ -48,7 +49,13 @@ KINDS = {
             "Google could have read the run's memory, and could have said it of a run that never happened.",
         ),
         Kind(kind=NVIDIA, title="NVIDIA confidential computing", offered_by=("/dev/nvidia[0-9]*",), needs="lxml"),
-        Kind(kind="sev-snp", title="AMD SEV-SNP", offered_by=("/dev/sev-guest",), chains=("launch",)),
+        Kind(
+            kind="sev-snp",
+            title="AMD SEV-SNP",
+            offered_by=("/dev/sev-guest",),
+            chains=("launch",),
+            unseen="; whether its chip's certificate is there shows a report alone: glasshouse measure --hardware",
+        ),
         Kind(kind="tdx", title="Intel TDX", offered_by=("/dev/tdx_guest",), chains=("image",), needs="dcap_qvl"),
         Kind(kind="tpm", title="TPM 2.0", offered_by=("/dev/tpmrm0",), chains=("image",)),
     )

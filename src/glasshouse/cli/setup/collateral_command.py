@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from glasshouse.attestation.roots.collateral import Pack
+from glasshouse.attestation.roots.kinds import KINDS
 from glasshouse.cli.options import HomeOptions, argument, option
 from glasshouse.cli.show.output import CommandOutput, bytes_text, counted
 from glasshouse.errors import Code, ExitCode, UsageError
@@ -20,7 +21,7 @@ from glasshouse.jobs.collateral.item_dates import Dates
 from glasshouse.jobs.collateral.pack_check import ItemState, pack_states
 from glasshouse.jobs.collateral.vendor_services import Certified
 from glasshouse.jobs.define.hardware_file import read_hardware
-from glasshouse.jobs.owner.kept_pack import keep_pack, kept_pack, needed_pack
+from glasshouse.jobs.owner.kept_pack import THE_POLICY, keep_pack, kept_pack, needed_pack
 
 group = typer.Typer(no_args_is_help=True)
 _HOUR_US = 3600 * 1_000_000
@@ -50,15 +51,21 @@ def fetch(
     names, certified = _wanted(what or ())
     last = None if only else kept_pack(home)
     if not names and (last is None or not last.items):
+        if without := [one for one in what or () if one in KINDS and one not in BY_KIND]:
+            output.say(f"Nothing was fetched: vendors publish nothing that {' or '.join(without)} needs.")
+            output.result({"file": None} | _facts(None, ()))
+            return
         why = "there is nothing to fetch: no policy, kind or item was named, and no pack is there"
-        raise UsageError(Code.USAGE, why, hint="glasshouse collateral fetch POLICY.toml")
+        raise UsageError(Code.USAGE, why, hint=f"glasshouse collateral fetch with {THE_POLICY}")
 
     def got(name: str, data: bytes, dates: Dates) -> None:
         output.say(f"✓ {name}  {bytes_text(len(data))}, issued {_time(dates.issued_us)}")
 
     pack = fetched_pack(names, certified, last=last, now_us=now_us, got=got, say=output.say)
     keep_pack(home, pack)
-    output.result({"file": str(home.collateral)} | _facts(pack, pack_states(pack, None, at_us=now_us)))
+    states = pack_states(pack, None, at_us=now_us)
+    output.result({"file": str(home.collateral)} | _facts(pack, states))
+    _say_evaluation(output, states)
     output.say(f"{counted(len(pack.items), 'item')} in {home.collateral}, sha256 {pack.sha256.hex()}")
 
 
@@ -111,7 +118,7 @@ def _wanted(what: Sequence[str]) -> tuple[set[str], Certified]:
             names |= set(chain)
             certified |= chain
         else:
-            names |= set(BY_KIND.get(one, (one,)))
+            names |= set(BY_KIND.get(one, () if one in KINDS else (one,)))
     return names, certified
 
 
@@ -128,6 +135,7 @@ def _fact(state: ItemState) -> dict[str, Any]:
         "expires": None if dates is None else _time(dates.expires_us),
         "until": None if dates is None else _time(state.until_us),
         "lack": None if state.lack is None else state.lack.value,
+        "evaluation": None if dates is None else dates.evaluation,
     }
 
 
@@ -151,6 +159,13 @@ def _say_states(output: CommandOutput, states: Sequence[ItemState], at_us: int) 
             )
             table.add_row(state.name, bytes_text(state.size), age, lack or _time(until))
     output.say(table)
+    _say_evaluation(output, states)
+
+
+def _say_evaluation(output: CommandOutput, states: Sequence[ItemState]) -> None:
+    found = [state.dates.evaluation for state in states if state.dates is not None and state.dates.evaluation]
+    if found:
+        output.say(f"Intel's lists are of evaluation {min(found)}: tcb_evaluation of a policy may be so high, no more.")
 
 
 def _time(at_us: int) -> str:

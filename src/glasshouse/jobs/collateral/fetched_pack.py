@@ -108,10 +108,12 @@ def fetched_pack(
         fetch(name)
     failed += _wrong(found, certified, now_us, say)
     if failed:
+        said, hints = [error.message for error in failed], sorted({error.hint for error in failed})
+        short = said[0] if len(said) == 1 else f"{len(said)} items did not come"
         raise PeerError(
             Code.COLLATERAL_MISSING,
-            "the pack was not made, and the last one stays: " + "; ".join(error.message for error in failed),
-            hint="; ".join(sorted({error.hint for error in failed})),
+            f"the pack was not made, and the last one stays: {short}",
+            hint="\n  ".join((*(said if len(said) > 1 else ()), "; ".join(hints))),
         )
     for name, data in old.items():
         if name.startswith(OCSP) and name not in found and now_us < dates_of(name, data).expires_us:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,6 +25,7 @@ class Dates:
     issued_us: int
     expires_us: int  # exclusive
     ages: str = ""  # the class in a policy's greatest ages: a field of `MaxAges`; empty where none applies
+    evaluation: int | None = None  # Intel's number of what a list is of
 
     def until(self, ages: MaxAges) -> int:
         """Return until when a policy accepts it, exclusive."""
@@ -56,7 +57,7 @@ def _dates_of(name: str, data: bytes) -> Dates:
         if name.startswith(begin):
             signed: dict[str, Any] = json.loads(data)[member]
             issued, expires = (datetime.fromisoformat(signed[date]) for date in ("issueDate", "nextUpdate"))
-            return _dates(issued, expires, "tcb")
+            return replace(_dates(issued, expires, "tcb"), evaluation=int(signed["tcbEvaluationDataNumber"]))
     revoked = x509.load_der_x509_crl(data)
     return _dates(revoked.last_update_utc, revoked.next_update_utc, "" if name.startswith(_YEARLY) else "crl")
 

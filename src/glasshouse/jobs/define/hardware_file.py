@@ -21,6 +21,8 @@ from glasshouse.wire.canonical import b64encode
 from glasshouse.wire.policy import Assurance
 
 _PEM = ".pem"
+_OBJECTS = "spec/hardware-evidence.md has each kind's object; examples/hardware has some to begin with"
+_DRAFT = "in a draft compare each value first, then take the # from before its line `chain`"
 _OWN = frozenset({Code.CHAIN_MISSING, Code.POLICY_IMPOSSIBLE})
 
 
@@ -33,14 +35,17 @@ def read_hardware(path: Path) -> HardwarePolicy:
     """
     data = read_bounded(path, max_bytes=4 * MAX_POLICY_BYTES, what="hardware policy")
     try:
-        return HardwarePolicy.from_json(_filled(tomllib.loads(data.decode()), path.parent))
+        policy = HardwarePolicy.from_json(_filled(tomllib.loads(data.decode()), path.parent))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         why = f"the hardware policy {path} is not TOML: {str(error).splitlines()[0]}"
         raise UsageError(Code.JOB_INVALID, why) from None
     except FormatError as error:
         code = error.code if error.code in _OWN else Code.JOB_INVALID
-        hint = "spec/hardware-evidence.md has each kind's object; examples/hardware has some to begin with"
+        hint = _DRAFT if code is Code.CHAIN_MISSING else _OBJECTS
         raise UsageError(code, f"the hardware policy {path}: {error.message}", hint=hint) from None
+    if not policy.kinds:
+        raise UsageError(Code.CHAIN_MISSING, f"the hardware policy {path} names no kind of evidence", hint=_OBJECTS)
+    return policy
 
 
 def kinds_wanted(assurance: Assurance, hardware: HardwarePolicy | None) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from glasshouse.errors import Code, FormatError, UsageError
 from glasshouse.jobs.owner.home import Home, is_there, private_folder, read_bounded, write_private
 
 _FETCH = "glasshouse collateral fetch"
+THE_POLICY = "the file that the job's policy.hardware names"
 _MOST_GIVEN = 16  # of 2 MiB at most
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -33,7 +34,7 @@ def needed_pack(home: Home) -> Pack:
     pack = kept_pack(home)
     if pack is None:
         why = f"no collateral pack in {home.path}: the gate appraises hardware evidence by one"
-        raise UsageError(Code.COLLATERAL_MISSING, why, hint=f"fetch it: {_FETCH} POLICY.toml")
+        raise UsageError(Code.COLLATERAL_MISSING, why, hint=f"fetch it: {_FETCH} with {THE_POLICY}")
     return pack
 
 
@@ -76,4 +77,6 @@ def _read(path: Path) -> Pack:
         return Pack.parse(data)
     except FormatError as error:
         why = f"the collateral pack {path} is damaged: {error.message}"
-        raise UsageError(Code.COLLATERAL_INVALID, why, hint=f"fetch it again: {_FETCH}") from None
+        raise UsageError(
+            Code.COLLATERAL_INVALID, why, hint=f"fetch it again: {_FETCH} --only with {THE_POLICY}"
+        ) from None

@@ -87,7 +87,8 @@ def draft_of(seen: Sequence[Seen]) -> str:
 
 def _table(path: tuple[str, ...], values: Mapping[str, Json]) -> Iterator[str]:
     """Yield a table with its sub-tables; texts, numbers and lists of them are the same in TOML as in JSON."""
-    yield f"[{'.'.join(path)}]\n"
+    if len(path) == 1 or not all(isinstance(value, dict) for value in values.values()):
+        yield f"[{'.'.join(path)}]\n"
     if path[0] in CHAINS and len(path) == 1:
         yield f'# chain = "{CHAINS[path[0]]}"  # put in when each value below was compared\n'
     for name, value in values.items():

@@ -26,6 +26,7 @@ from glasshouse.attestation.roots.tdx.tdx_quote import TdxBlob, TdxQuote
 from glasshouse.attestation.roots.tpm.tpm_blob import TpmBlob
 from glasshouse.attestation.roots.tpm.tpm_policy import QUOTED_PCRS
 from glasshouse.attestation.roots.tpm.tpm_quote import check_ak
+from glasshouse.errors import Code, FormatError
 from glasshouse.wire.canonical import Json, b64decode
 
 CHAINS = {
@@ -111,6 +112,9 @@ def _azure(blob: bytes) -> dict[str, Json]:
 def _report(found: SevSnpBlob) -> dict[str, Json]:
     report = SnpReport.parse(found.report)
     product, tcbs = product_of(*report.processor), report.tcbs.values()
+    if not product:
+        why = "a report of family {:#x}, model {:#x}, none of AMD's products that are known".format(*report.processor)
+        raise FormatError(Code.HARDWARE_MALFORMED, why)
     shown: dict[str, Json] = {
         "least_firmware": ".".join(map(str, report.committed)),
         "least_guest_svn": report.guest_svn,
@@ -187,8 +191,8 @@ NOTES = {
     "switches": "As many as the driver's library shows. Compare: four in a machine of eight H100.",
     "tcb": "The lowest of reported, committed, current and launch, from the report. Compare: AMD's security "
     "bulletins; firmware with known holes has a number too.",
-    "tcb_evaluation": "Not of the machine: an older one of Intel's. Compare: the present number, "
-    "https://api.trustedservices.intel.com/tdx/certification/v4/tcbevaluationdatanumbers",
+    "tcb_evaluation": "Not of the machine: an older one of Intel's. Compare: the present number, which `glasshouse "
+    "collateral show` has when the lists were fetched; a higher one refuses older lists.",
     "vmpl": "The privilege level that asked. Compare: 0 where nothing of yours lies beneath the kernel.",
 }
 """Of a member, by its name or its path: where its value comes from, and what an owner compares it with."""

@@ -11,7 +11,7 @@ from glasshouse.errors import Code, PlatformError, UsageError
 from glasshouse.jobs.collateral.pack_check import lacking as lacking_items
 from glasshouse.jobs.owner.home import Home
 from glasshouse.jobs.owner.installation import install_command
-from glasshouse.jobs.owner.kept_pack import kept_pack, needed_pack
+from glasshouse.jobs.owner.kept_pack import THE_POLICY, kept_pack, needed_pack
 from glasshouse.jobs.places.known_machines import examine
 from glasshouse.providers.place.base import Place
 from glasshouse.providers.place.local import LocalPlace
@@ -111,7 +111,7 @@ def pack_for(home: Home, hardware: HardwarePolicy | None) -> Pack | None:
         raise UsageError(
             state.lack or Code.COLLATERAL_MISSING,
             f"the collateral pack has no {state.name} of this time, by which policy.hardware is judged",
-            hint="fetch it: glasshouse collateral fetch POLICY.toml; glasshouse collateral check says what else lacks",
+            hint=f"glasshouse collateral fetch with {THE_POLICY}; glasshouse collateral check says what else lacks",
         )
     return pack
 

@@ -6,6 +6,7 @@ prints no others. Source: spec/hardware-evidence.md.
 
 from __future__ import annotations
 
+import errno
 import importlib
 from collections.abc import Mapping
 from typing import Protocol
@@ -27,6 +28,23 @@ CLASSES: Mapping[str, str] = {
     "tpm": "TpmCollector",
 }
 """The class of each kind; its module is the kind's name, with `_` for `-`."""
+
+_OLD = "its driver does not have this call: the kernel has to be newer"
+_WHY = {
+    errno.EACCES: "this user may not use it",
+    errno.EPERM: "this user may not use it",
+    errno.EBUSY: "another process uses it, so end that, or try again later",
+    errno.EAGAIN: "another process used it meanwhile, so try again",
+    errno.ENOENT: "it is gone",
+    errno.EIO: "firmware, or a service of the host, refused: whose host it is has to look",
+    errno.ENODEV: "its driver is there, and no device behind it",
+    errno.ENXIO: "its driver is there, and no device behind it",
+    errno.ENOTTY: _OLD,
+    errno.ENOSYS: _OLD,
+    errno.EOPNOTSUPP: _OLD,
+    errno.ECONNREFUSED: "no service listens there",
+    errno.ETIMEDOUT: "its service did not answer in time: whose host it is has to start it",
+}
 
 
 class Collector(Protocol):
@@ -67,6 +85,11 @@ class Collector(Protocol):
 def unavailable(sentence: str) -> PlatformError:
     """Return the refusal of a collector: one sentence of fixed words and numbers, which the runtime prints."""
     return PlatformError(Code.HARDWARE_UNAVAILABLE, sentence, hint=sentence)
+
+
+def why_of(error: OSError) -> str:
+    """Return what an error of a device means for who runs the machine, in words of our own."""
+    return _WHY.get(error.errno or 0) or f"error {error.errno}"
 
 
 def collector_of(kind: str) -> Collector:

@@ -9,7 +9,7 @@ from typing import Any
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.kinds import KINDS
 from glasshouse.errors import FormatError
-from glasshouse.runtime.roots.collectors import unavailable
+from glasshouse.runtime.roots.collectors import unavailable, why_of
 from glasshouse.runtime.roots.tdx import without_padding
 from glasshouse.runtime.roots.unix_http import ask
 from glasshouse.wire.canonical import b64encode, encode
@@ -46,7 +46,9 @@ class DstackCollector:
             wanted = json.dumps({"report_data": bound.report_data.hex()}).encode()
             return blob_of(ask(address, "/GetQuote", wanted, max_bytes=_MAX_BYTES))
         except OSError as error:
-            raise unavailable(f"dstack's agent does not answer: {error.strerror or 'no answer in time'}") from None
+            raise unavailable(
+                f"dstack's agent does not answer: {why_of(error) if error.errno else 'no answer in time'}"
+            ) from None
         except (ValueError, TypeError, LookupError, RecursionError, FormatError):
             raise unavailable("dstack's agent gave an answer of another form") from None
 

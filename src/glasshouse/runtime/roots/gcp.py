@@ -11,7 +11,7 @@ from pathlib import Path
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.gcp.gcp_blob import MAX_TOKEN_BYTES, is_token
 from glasshouse.attestation.roots.kinds import GCP_AUDIENCE, KINDS
-from glasshouse.runtime.roots.collectors import unavailable
+from glasshouse.runtime.roots.collectors import unavailable, why_of
 from glasshouse.runtime.roots.unix_http import ask
 
 
@@ -44,9 +44,8 @@ class GcpCollector:
             # Room for the head of the answer.
             token = ask(self._launcher, "/v1/token", json.dumps(wanted).encode(), max_bytes=2 * MAX_TOKEN_BYTES)
         except OSError as error:
-            raise unavailable(
-                f"the launcher of Confidential Space does not answer: {error.strerror or 'no answer in time'}"
-            ) from None
+            why = why_of(error) if error.errno else "no answer in time"
+            raise unavailable(f"the launcher of Confidential Space does not answer: {why}") from None
         except ValueError:
             token = b""
         if not is_token(token):

@@ -14,7 +14,7 @@ from pathlib import Path
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.sev_snp.sev_snp_blob import MAX_CERTIFICATE_BYTES, REPORT_BYTES, SevSnpBlob
 from glasshouse.attestation.roots.sev_snp.snp_products import parts_of, product_of
-from glasshouse.runtime.roots.collectors import unavailable
+from glasshouse.runtime.roots.collectors import unavailable, why_of
 from glasshouse.runtime.roots.tsm_reports import TsmReports
 
 _GUIDS = (bytes.fromhex("63da758de6644564adc5f4b93be8accd"), bytes.fromhex("a8074bc2a25a483eaae639c045a0b8a1"))
@@ -94,7 +94,7 @@ class SevSnpCollector:
             finally:
                 os.close(file)
         except OSError as error:
-            raise unavailable(f"the processor gave no report: error {error.errno}") from None
+            raise unavailable(f"the processor gave no report: {why_of(error)}") from None
         status, length = struct.unpack_from("<II", answer)
         if status or length != REPORT_BYTES:
             raise unavailable(f"the processor refused a report with {status:#x}")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glasshouse.errors import PlatformError
-from glasshouse.runtime.roots.collectors import unavailable
+from glasshouse.runtime.roots.collectors import unavailable, why_of
 
 ENDORSEMENT = 0x4000000B
 PASSWORD = struct.pack(">IHBH", 0x40000009, 0, 1, 0)  # an empty one
@@ -62,7 +62,7 @@ class TpmDevice:
                 self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             self._end()
-            raise unavailable(f"the TPM cannot be opened: error {error.errno}") from None
+            raise unavailable(f"the TPM cannot be opened: {why_of(error)}") from None
 
     def create_primary(self, template: bytes) -> tuple[int, bytes]:
         """Make the endorsement hierarchy's one key of a template; return its handle and TPMT_PUBLIC."""
@@ -180,7 +180,7 @@ class TpmDevice:
                 answer = answer + more if more else b""
             return answer
         except OSError as error:
-            why = "in time" if error.errno is None else f"(error {error.errno})"
+            why = "in time" if error.errno is None else f"({why_of(error)})"
             raise unavailable(f"the TPM does not answer {why}") from None
 
 

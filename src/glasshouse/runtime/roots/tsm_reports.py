@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from glasshouse.runtime.roots.collectors import unavailable
+from glasshouse.runtime.roots.collectors import unavailable, why_of
 
 TSM_FOLDER = Path("/sys/kernel/config/tsm/report")
 _MAX_BYTES = 256 * 1024
@@ -39,7 +39,7 @@ class TsmReports:
             if floor.exists():  # beneath a supervisor a machine may ask for its own level alone
                 (self._entry / "privlevel").write_text(floor.read_text())
         except OSError as error:
-            raise unavailable(f"the kernel's report folder cannot be used: {error.strerror}") from None
+            raise unavailable(f"the kernel's report folder cannot be used: {why_of(error)}") from None
         if provider != self._provider:
             self.close()
             raise unavailable(f"the kernel's reports are not of {self._provider}")
@@ -61,8 +61,10 @@ class TsmReports:
                 file.write(report_data)
             found = self._read("outblob"), self._read("auxblob") if aux else b""
             after = self._generation()
-        except (OSError, ValueError) as error:
-            raise unavailable(f"the processor gave no report: {getattr(error, 'strerror', 'a generation')}") from None
+        except OSError as error:
+            raise unavailable(f"the processor gave no report: {why_of(error)}") from None
+        except ValueError:
+            raise unavailable("the processor gave no report: the kernel counts none") from None
         if after != before + 1:
             raise unavailable("another process used this run's entry for reports")
         return found

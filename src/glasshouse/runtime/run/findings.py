@@ -101,7 +101,9 @@ def _root(row: Kind, node: Path) -> Finding:
         return Finding(f"{_ROOT}{row.kind}", Standing.NOTE, str(node), f"gives no evidence here: {lacks}")
     level = next(level for level, wants in LEVELS.items() if row.kind in wants.one_of | wants.beside)
     named = f" whose chain is {' or '.join(row.chains)}" if row.chains else ""
-    consequence = f"can stand behind {level}, with a hardware policy{named}" + (row.word and f"; it is {row.word}")
+    consequence = (
+        f"can stand behind {level}, with a hardware policy{named}" + (row.word and f"; it is {row.word}") + row.unseen
+    )
     return Finding(f"{_ROOT}{row.kind}", Standing.GOOD, str(node), consequence)
 
 

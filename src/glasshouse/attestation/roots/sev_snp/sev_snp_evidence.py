@@ -98,7 +98,8 @@ def _check_chip(report: SnpReport, vek: VekCertificate, policy: SevSnpPolicy) ->
     product, (family, model) = vek.root.name, report.processor
     if product_of(family, model) != product or vek.product.split("-")[0] != product:
         shown = f"family {family:#x}, model {model:#x}, {vek.product}"
-        raise refusal(Code.SNP_PRODUCT, "a processor of another product than its key", product, shown)
+        other = "another product than its key" if product_of(family, model) else "a family that is not known here"
+        raise refusal(Code.SNP_PRODUCT, f"a processor of {other}", product, shown)
     if product not in policy.tcb:
         raise refusal(Code.SNP_PRODUCT, "a product that the policy does not list", [*policy.tcb], product)
     if not vek.is_vlek and (not any(report.chip) or report.chip != vek.chip.ljust(64, b"\0")):
