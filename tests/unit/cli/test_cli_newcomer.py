@@ -79,13 +79,14 @@ def test_a_failed_run_shows_its_workers_last_words_escaped_and_programs_get_a_hi
         (None, None),
     ],
 )
+@pytest.mark.parametrize("code", [Code.PLATFORM, Code.HARDWARE_UNAVAILABLE], ids=str)
 def test_why_a_machine_cannot_run_a_job_is_shown_escaped_and_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: bytes | None, said: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: bytes | None, said: str | None, code: Code
 ) -> None:
     world = OwnersWorld()
-    ended = failed(tmp_path, world, outcome=Outcome.FAILED, code=Code.PLATFORM)
+    ended = failed(tmp_path, world, outcome=Outcome.FAILED, code=code)
     if log is not None:
-        ended.folder.runtime_log.write_bytes(log)
+        ended.folder.runtime_log.write_bytes(log.replace(b"platform-unsupported", code.value.encode()))
     output = CommandOutput(False)
     printed = people(monkeypatch, output)
     say_ended(output, ended, sealing=None)

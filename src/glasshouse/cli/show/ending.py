@@ -32,6 +32,7 @@ _STYLE = {Outcome.COMPLETED: "bold green", Outcome.INTERRUPTED: "bold yellow"}
 _SHOWN_OUTPUTS = 8
 # Outcomes whose reason the job itself may have printed.
 _EXPLAINED_BY_LOG = frozenset({Outcome.FAILED, Outcome.LOST})
+_EXPLAINED_BY_RUNTIME = frozenset({Code.PLATFORM, Code.HARDWARE_UNAVAILABLE})
 _LINES = 8
 _LINE_CHARS = 200
 # Of a runtime's log, which comes from a machine that could write anything of any length.
@@ -104,7 +105,7 @@ def _say(output: CommandOutput, ended: Ended, account: Account, home: Path | Non
         facts["line"] = "\n".join(printable(leg.words) for leg in account.line)
     if conclusion.code is Code.HARDENING_MISSING:
         facts["missing"] = ", ".join(missing_checks(ended.record, ended.seen)) or None
-    if conclusion.code is Code.PLATFORM:
+    if conclusion.code in _EXPLAINED_BY_RUNTIME:
         facts["reason"] = _runtime_hint(_blamed(ended), conclusion.code)
     if costs := cost_facts(account.rental, account.cost):
         facts["rental"] = costs.pop("rental")
@@ -225,7 +226,7 @@ def _next(ended: Ended, home: Path | None) -> str:
     later = went_on_as(Home.locate(home), ended.record)
     if later is not None:
         return f"it went on as {later}: glasshouse status {later}{at}, glasshouse verify {later}{at}"
-    if receipt is None or ended.conclusion.code is Code.PLATFORM:
+    if receipt is None or ended.conclusion.code in _EXPLAINED_BY_RUNTIME:
         again_there = f"glasshouse resume {name}{at}; or " if ended.record.line is not None else ""
         return f"{again_there}see the runtime's own log: {_blamed(ended).runtime_log}"
     outputs = f"glasshouse fetch {name} -o DIR{at}, " if receipt.outputs else ""
