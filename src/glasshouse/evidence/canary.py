@@ -17,12 +17,16 @@ from glasshouse.wire.canonical import Json, decode
 _MIN_BYTES = 8
 
 
-def spellings(secret: bytes) -> set[bytes]:
-    """Return every form of `secret` that is looked for, in lower case."""
+def spellings(secret: bytes, *, within: bool = True) -> set[bytes]:
+    """Return every form of `secret` that is looked for, in lower case.
+
+    Args:
+        within: also what it decides of a longer text that is encoded as a whole; of `vm` that is `12` and `21` too.
+    """
     forms: set[bytes] = set()
     for data in (secret, secret[::-1]):
         forms |= {data, data.hex().encode(), b"".join(b"%%%02x" % byte for byte in data)}
-        forms |= set(_base64(data))
+        forms |= set(_base64(data, within))
     with contextlib.suppress(UnicodeDecodeError):
         text = secret.decode()
         for spoken in (text, text[::-1], text.lower(), text.lower()[::-1]):
@@ -58,8 +62,9 @@ def check_canaries(document: bytes, canaries: Iterable[bytes | str], *, vocabula
     whole = {value.lower().replace("\0", "").encode() for value in values}
     everything = b"\n".join(sorted(whole))
     for secret in secrets:
-        forms = spellings(secret)
-        if forms & whole or (len(secret) >= _MIN_BYTES and any(form in everything for form in forms)):
+        is_long = len(secret) >= _MIN_BYTES
+        forms = spellings(secret, within=is_long)
+        if forms & whole or (is_long and any(form in everything for form in forms)):
             raise VerificationError(
                 Code.ARTIFACT_CANARY,
                 "something that must stay private is in what was to be published; nothing was written",
@@ -67,9 +72,9 @@ def check_canaries(document: bytes, canaries: Iterable[bytes | str], *, vocabula
             )
 
 
-def _base64(data: bytes) -> Iterator[bytes]:
-    """Yield the characters that `data` alone decides, wherever in a longer text it was encoded."""
-    for shift in range(3):
+def _base64(data: bytes, within: bool) -> Iterator[bytes]:
+    """Yield its encodings, and the characters that `data` alone decides, wherever in a longer text it was encoded."""
+    for shift in range(3 * within):
         coded = base64.b64encode(bytes(shift) + data)
         start = -(-shift * 8 // 6)
         end = (shift + len(data)) * 8 // 6

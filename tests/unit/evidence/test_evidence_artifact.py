@@ -336,6 +336,12 @@ def test_a_short_name_is_compared_with_whole_values() -> None:
     assert not is_found(ARTIFACT.to_json(), "0101")
 
 
+def test_a_name_of_two_letters_is_no_count() -> None:
+    assert not any(is_found({"value": count}, "vm") for count in range(1000))
+    for form in ("VM", "mv", "dm0", "766d", "%76%6d"):
+        assert is_found({"value": form}, "vm")
+
+
 @pytest.mark.parametrize("canaries", [[], [""], [b"", "long enough"]])
 def test_looking_for_nothing_is_not_a_look(canaries: list[bytes | str]) -> None:
     with pytest.raises(VerificationError) as caught:
