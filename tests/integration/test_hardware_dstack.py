@@ -125,6 +125,9 @@ def test_a_host_that_starts_another_image_gets_no_key(owner: DstackOwner) -> Non
     finally:
         owner.machine.registers.rtmr2 = listed
     assert (conclusion.outcome, conclusion.code) == (Outcome.REFUSED, Code.REFERENCE_VALUE)
+    assert f"rtmr2 of this machine has a value that the policy does not list: it shows {'de' * 48}" in (
+        folder.runtime_log.read_text()
+    )
     assert not list((folder.out / "outputs").iterdir())
 
 

@@ -12,8 +12,19 @@ from pathlib import Path
 import pytest
 
 from glasshouse.errors import Code, PeerError, RefusedError
-from glasshouse.runtime.gate.broker_client import MAX_BODY_BYTES, AnswerReader, BrokerClient, parse_url, request
+from glasshouse.runtime.gate.broker_client import (
+    MAX_BODY_BYTES,
+    AnswerReader,
+    BrokerClient,
+    EvidenceRefusedError,
+    HttpAnswer,
+    body_of,
+    parse_url,
+    request,
+)
 from glasshouse.runtime.loop import Loop
+from glasshouse.runtime.run.run_state import Ending
+from glasshouse.wire.canonical import encode
 
 GOOD = b"HTTP/1.1 200 OK\r\nserver: x\r\ncontent-length: 2\r\n\r\n{}"
 
@@ -105,6 +116,22 @@ def test_an_answer_to_what_was_not_read_is_heard(path: Path, serve: Callable[...
         BrokerClient(f"unix:{path}", Loop()).post("/v1/evidence", bytes(8 * 2**20), timeout_s=5.0)
     heard.set()
     assert caught.value.code is Code.NONCE_REPLAYED
+
+
+def test_what_a_gate_says_of_this_machines_hardware_is_kept_on_one_line_of_what_can_be_printed() -> None:
+    def refused(**problem: str) -> RefusedError:
+        said = {"code": "tpm-quote", "detail": "register 7\x1b[2J\nof \xfc", "title": "x"}
+        with pytest.raises(RefusedError) as caught:
+            body_of(HttpAnswer(status=403, body=encode({**said, **problem})))
+        return caught.value
+
+    shown = refused(actual="ab" * 400, check="12")
+    assert isinstance(shown, EvidenceRefusedError)
+    assert (shown.code, len(shown.hint)) == (Code.TPM_QUOTE, 400)
+    assert shown.hint.startswith("register 7?[2J?of ?: it shows abab")
+    assert Ending.of(shown).hint == shown.hint
+    other = refused(actual="ab", check="11")
+    assert Ending.of(other).hint == ""
 
 
 def test_a_refusal_keeps_its_code(path: Path, serve: Callable[..., Peer]) -> None:

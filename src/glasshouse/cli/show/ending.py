@@ -105,7 +105,9 @@ def _say(output: CommandOutput, ended: Ended, account: Account, home: Path | Non
         facts["line"] = "\n".join(printable(leg.words) for leg in account.line)
     if conclusion.code is Code.HARDENING_MISSING:
         facts["missing"] = ", ".join(missing_checks(ended.record, ended.seen)) or None
-    if conclusion.code in _EXPLAINED_BY_RUNTIME:
+    elif conclusion.code is not None and (
+        conclusion.code in _EXPLAINED_BY_RUNTIME or conclusion.outcome is Outcome.REFUSED
+    ):
         facts["reason"] = _runtime_hint(_blamed(ended), conclusion.code)
     if costs := cost_facts(account.rental, account.cost):
         facts["rental"] = costs.pop("rental")

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 from glasshouse.errors import Code, FormatError, GlasshouseError, PeerError, RefusedError
 from glasshouse.runtime.loop import READ, WRITE, Loop
-from glasshouse.wire.canonical import decode
+from glasshouse.wire.canonical import Json, decode
 
 TIMEOUT_S = 10.0
 MAX_HEAD_BYTES = 8192
@@ -34,6 +34,8 @@ _TCP = re.compile(r"http://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):([0-9]
 _UNIX_PATH_BYTES = 107
 
 _MAX_PROBLEM_BYTES = 8192
+_MAX_REASON = 400
+_HARDWARE_CHECK = "12"
 # Not now, rather than no.
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 
@@ -136,11 +138,15 @@ class PendingError(PeerError):
         super().__init__(Code.BROKER_PROTOCOL, "the broker asks to wait where there is nothing to wait for")
 
 
+class EvidenceRefusedError(RefusedError):
+    """The gate refused what this machine's hardware shows; its hint is the gate's sentence, made printable."""
+
+
 def body_of(answer: HttpAnswer) -> bytes:
     """Return a good answer's body.
 
     Raises:
-        RefusedError: the gate refused, with its code.
+        RefusedError: the gate refused, with its code; `EvidenceRefusedError` where it says what of the hardware it is.
         PendingError: it has to be asked again.
         PeerError: `broker-unreachable` for a passing trouble, `broker-protocol` for anything else.
     """
@@ -148,20 +154,37 @@ def body_of(answer: HttpAnswer) -> bytes:
         return answer.body
     if answer.status == 202:
         raise PendingError
-    code = _code_of(answer.body)
+    problem = _problem_of(answer.body)
+    code = _code_of(problem)
     if code is not None and code is not Code.TOO_MANY_CHALLENGES and answer.status < 500:
+        if problem.get("check") == _HARDWARE_CHECK:
+            raise EvidenceRefusedError(code, "the gate refused this machine", hint=_reason_of(problem))
         raise RefusedError(code, "the gate refused this runtime")
     if answer.status in _PASSING:
         raise PeerError(Code.BROKER_UNREACHABLE, f"the broker cannot answer now (HTTP {answer.status})")
     raise PeerError(Code.BROKER_PROTOCOL, f"an answer that is none: HTTP {answer.status}")
 
 
-def _code_of(body: bytes) -> Code | None:
+def _problem_of(body: bytes) -> dict[str, Json]:
     try:
         problem = decode(body, max_bytes=_MAX_PROBLEM_BYTES)
-        return Code(str(problem["code"])) if isinstance(problem, dict) and "code" in problem else None
-    except (FormatError, ValueError):
+    except FormatError:
+        return {}
+    return problem if isinstance(problem, dict) else {}
+
+
+def _code_of(problem: dict[str, Json]) -> Code | None:
+    try:
+        return Code(str(problem["code"])) if "code" in problem else None
+    except ValueError:
         return None
+
+
+def _reason_of(problem: dict[str, Json]) -> str:
+    """Return what was refused and what the machine shows, on one line of ASCII; nothing authenticates it."""
+    said, shown = (str(problem.get(name, "")) for name in ("detail", "actual"))
+    line = f"{said}: it shows {shown}" if shown else said
+    return "".join(one if " " <= one <= "~" else "?" for one in line)[:_MAX_REASON]
 
 
 class BrokerCall:

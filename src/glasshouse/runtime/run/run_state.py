@@ -19,7 +19,7 @@ from glasshouse.handshake.launch import LaunchFile, TokenClaims
 from glasshouse.handshake.runtime_side import CheckedRelease
 from glasshouse.package.outputs import SealedOutput
 from glasshouse.runtime.gate.attest import now_us
-from glasshouse.runtime.gate.broker_client import BrokerClient
+from glasshouse.runtime.gate.broker_client import BrokerClient, EvidenceRefusedError
 from glasshouse.runtime.gate.head_keeper import HeadKeeper
 from glasshouse.runtime.kernel import REAL
 from glasshouse.runtime.keys.outdir import OutDir
@@ -84,8 +84,9 @@ class Ending:
             return cls(outcome=Outcome.SUPERSEDED, code=error.code)
         refused = isinstance(error, RefusedError)
         interrupted = isinstance(error, RunError) and error.code is Code.INTERRUPTED
-        # Only these hints are certain to be made of our own words: the names of checks and of namespaces.
-        ours = isinstance(error, PlatformError) or (refused and error.code is Code.HARDENING_MISSING)
+        # Only these hints are certain to be made of our own words, the names of checks and of namespaces, or of the
+        # gate's about this machine.
+        ours = isinstance(error, PlatformError | EvidenceRefusedError) or error.code is Code.HARDENING_MISSING
         outcome = Outcome.REFUSED if refused else Outcome.INTERRUPTED if interrupted else Outcome.FAILED
         return cls(outcome=outcome, code=error.code, hint=error.hint if ours else "")
 
