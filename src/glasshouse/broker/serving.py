@@ -72,6 +72,8 @@ from glasshouse.wire.lines.statements import (
     READ_PATH,
 )
 
+_TOLD_TO_STOP = signal.SIGTERM, signal.SIGINT
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Apps:
@@ -248,6 +250,9 @@ def serve(
         gc.collect()
         gc.freeze()
         asyncio.run(_run(servers, lambda: ready(listens), stop_at_eof))
+        # Told once more while it closes, it ends no worse.
+        for number in _TOLD_TO_STOP:
+            signal.signal(number, signal.SIG_IGN)
 
 
 async def _run(servers: list[tuple[Server, socket.socket]], ready: Callable[[], None], stop_at_eof: int | None) -> None:
@@ -258,7 +263,7 @@ async def _run(servers: list[tuple[Server, socket.socket]], ready: Callable[[], 
         for server, _ in servers:
             server.stop()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _TOLD_TO_STOP:
         loop.add_signal_handler(number, stop)
     async with asyncio.TaskGroup() as group:
         for server, listener in servers:
