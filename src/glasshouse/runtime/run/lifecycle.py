@@ -68,8 +68,15 @@ def live(run: Run, stdin: BinaryIO) -> None:
     demand_launch(run.options, run.processes.relay, launch, identity.token, manifest)
     _harden(run, identity, manifest, *measured)
     _attest(run, identity, manifest, hpke_public)
-    _open(run, identity, manifest)
-    _work(run)
+    try:
+        _open(run, identity, manifest)
+        _work(run)
+    except RunError as error:
+        # What the worker did may have come at once, from its first word to its failure.
+        if run.leg is not None and error.code in _OF_THE_JOB:
+            have(run.session).end()
+            run.leg.finish()  # what it had saved is what it can go on from
+        raise
 
 
 def _read_launch(run: Run, stdin: BinaryIO) -> LaunchFile:
@@ -322,11 +329,6 @@ def _work(run: Run) -> None:
     begun_us = run.times.now_us()
     try:
         run.loop.run_until(lambda: session.stage is Stage.FINISHED)
-    except RunError as error:
-        if run.leg is not None and error.code in _OF_THE_JOB:
-            session.end()
-            run.leg.finish()  # what it had saved is what it can go on from
-        raise
     finally:
         run.times.work_us = run.times.now_us() - begun_us
     if run.leg is not None:
