@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
@@ -31,6 +32,7 @@ from glasshouse.attestation.roots.nvidia import nvidia_evidence
 from glasshouse.attestation.roots.nvidia.nvidia_blob import GpuMode, NvidiaBlob
 from glasshouse.attestation.roots.nvidia.nvidia_certificates import ocsp_name
 from glasshouse.attestation.roots.nvidia.nvidia_policy import NvidiaPolicy
+from glasshouse.errors import Code
 from glasshouse.wire.crypto import sha256
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -352,6 +354,14 @@ class NvidiaMachine:
             **self.roots,
         )
         return nvidia_evidence.appraise_by(self.blob() if blob is None else blob, bound or self.bound(), judging)
+
+
+def refused(machine: NvidiaMachine, code: Code, blob: bytes | None = None, **terms: Any) -> CheckFailedError:
+    """Appraise, and see that it is refused by this code."""
+    with pytest.raises(CheckFailedError) as error:
+        machine.appraise(blob, **terms)
+    assert (error.value.check, error.value.code) == ("12", code), error.value
+    return error.value
 
 
 def signed_manifest(

@@ -14,6 +14,7 @@ import pytest
 
 from glasshouse.attestation.detached import MIN_FIRST_BYTES
 from glasshouse.attestation.evidence import MAX_EVIDENCE_BYTES, Blob
+from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.collateral import COLLATERAL_KIND, MAX_PACK_BYTES, Item, Pack
 from glasshouse.broker.decide import key_release
 from glasshouse.broker.http import bounded, connections, endpoints, rests
@@ -285,6 +286,38 @@ def test_recordings_that_are_played_again_slowly_do_not_keep_the_runtime_out(
         for replayer in replayers:
             replayer.join()
     assert owner.releases() == 1
+
+
+def test_recordings_that_came_together_with_the_evidence_are_not_appraised(
+    broker: LocalBroker, owner: Owner, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of refused evidence nothing is remembered, so that each would cost as much as the first."""
+    asked, begun, read_first = [], [], key_release.read_evidence
+
+    def reads(*arguments: Any) -> Any:
+        found = read_first(*arguments)
+        begun.append(1)
+        return found
+
+    def refuses(*_arguments: Any, **_named: Any) -> Any:
+        asked.append(1)
+        raise CheckFailedError("12", Code.HARDWARE_SIGNATURE, "not this TPM's")
+
+    monkeypatch.setattr(Shelf, "appraise", refuses)
+    monkeypatch.setattr(key_release, "read_evidence", reads)
+    actor = Actor.enter(owner)
+    body = framed(evidence(actor, actor.challenge(KEYS), QUOTE), QUOTE)
+    start = head("/v1/evidence", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    host, _, port = broker.runtime_url.rpartition("//")[2].rpartition(":")
+    with contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(socket.create_connection((host, int(port)), timeout=10)) for _ in range(3)]
+        for line in lines:
+            line.sendall(start + body[: first_of(body)])
+        wait_for(lambda: len(begun) == len(lines))
+        for line in lines:
+            line.sendall(body[first_of(body) :])
+            assert line.recv(12) == (b"HTTP/1.1 403" if line is lines[0] else b"HTTP/1.1 409")
+    assert len(asked) == 2, "ahead of the decision, and by it"
 
 
 def test_no_lock_is_held_while_hardware_is_appraised(

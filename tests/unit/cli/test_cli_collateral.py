@@ -114,6 +114,15 @@ def test_it_is_seen_beforehand_when_a_run_of_later_would_be_refused(owner: Owner
     assert owner.ask("check", policy, "--at", "soon")[0] == ExitCode.USAGE
 
 
+def test_lists_of_an_older_evaluation_than_the_policys_are_lacking(owner: Owner, policy: str) -> None:
+    owner.ask("fetch", policy)
+    Path(policy).write_text(Path(policy).read_text().replace("tcb_evaluation = 17", "tcb_evaluation = 21"))
+    code, out, _ = owner.ask("check", policy)
+    assert (code, "evaluation 20" in out) == (ExitCode.INCOMPLETE, True)
+    lacking = {item["name"] for item in owner.object("check", policy)["items"] if item["lack"]}
+    assert lacking == {"intel/tcb/90C06F000000", "intel/qe-identity"}
+
+
 def test_manifests_bring_the_responses_about_those_who_signed_them(owner: Owner, tmp_path: Path) -> None:
     assert owner.ask("fetch", DRIVER)[0] == ExitCode.DONE
     responses = [name for name in owner.names if name.startswith("nvidia/ocsp/")]

@@ -108,6 +108,20 @@ def test_a_run_that_ended_otherwise_shows_nothing_of_the_runtimes_log(
     assert "robbed" not in printed.getvalue()
 
 
+@pytest.mark.parametrize("segments", [1, 0])
+def test_a_log_is_proposed_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segments: int) -> None:
+    """A run that was refused has none, for its script never began."""
+    ended = failed(tmp_path, OwnersWorld(), outcome=Outcome.REFUSED, code=Code.HARDWARE_TCB)
+    verdict = ended.conclusion.verified
+    assert verdict is not None
+    chain = replace(verdict.chain, receipt=replace(verdict.chain.receipt, segments=segments))
+    ended = replace(ended, conclusion=replace(ended.conclusion, verified=replace(verdict, chain=chain)))
+    output = CommandOutput(False)
+    said = people(monkeypatch, output)
+    say_ended(output, ended, sealing=None)
+    assert ("glasshouse logs" in said.getvalue(), "glasshouse verify" in said.getvalue()) == (segments > 0, True)
+
+
 def test_a_completed_run_needs_no_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

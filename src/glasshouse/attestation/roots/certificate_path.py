@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from cryptography import x509
 from cryptography.x509.verification import Criticality, ExtensionPolicy, PolicyBuilder, Store
 
+from glasshouse.attestation.roots.refusing import utc
 from glasshouse.attestation.roots.x509_errors import X509_ERRORS
 from glasshouse.errors import Code, FormatError
 
@@ -60,6 +61,7 @@ def certificate_path(
     Raises:
         FormatError: also where one is not valid now, the root too.
     """
+    when = f"at {utc(now_us)}, by the gate's clock,"
     try:
         verifier = (
             PolicyBuilder()
@@ -72,9 +74,9 @@ def certificate_path(
         path = tuple(verifier.verify(given[0], list(given[1:])).chain)
     except X509_ERRORS as error:
         # Its text may have names that a stranger wrote.
-        why = f"no way that holds now from its certificate to a root ({type(error).__name__})"
+        why = f"no way that holds {when} from its certificate to a root ({type(error).__name__})"
         raise FormatError(Code.SCHEMA, why) from None
     end_us = min(int(one.not_valid_after_utc.timestamp()) for one in path) * 1_000_000
     if path[:-1] != tuple(given) or now_us >= end_us:
-        raise FormatError(Code.SCHEMA, "a certificate that is over, or that is not on the way to a root")
+        raise FormatError(Code.SCHEMA, f"a certificate that is over {when} or is not on the way to a root")
     return path, min(end_us, 2**53 - 1)

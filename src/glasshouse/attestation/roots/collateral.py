@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from glasshouse.attestation.refusal import CheckFailedError
+from glasshouse.attestation.roots.refusing import refusal, utc
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.crypto import sha256
 from glasshouse.wire.record import Record, items, octets, text
@@ -71,11 +72,8 @@ def check_current(name: str, *, issued_us: int, expires_us: int, now_us: int, ma
     Raises:
         CheckFailedError: `collateral-expired`, also for one of the future.
     """
-    if not issued_us <= now_us < min(expires_us, issued_us + max_age_s * 1_000_000):
-        raise CheckFailedError(
-            "12",
-            Code.COLLATERAL_EXPIRED,
-            f"{name} in the collateral pack is not of this time: fetch it again with `glasshouse collateral fetch`",
-            expected=f"from {issued_us} to {min(expires_us, issued_us + max_age_s * 1_000_000)} µs",
-            actual=f"{now_us} µs",
-        )
+    until_us = min(expires_us, issued_us + max_age_s * 1_000_000)
+    if not issued_us <= now_us < until_us:
+        what = "fetch it again with `glasshouse collateral fetch`" if issued_us <= now_us else "it is of the future"
+        message = f"{name} in the collateral pack is not of this time by the gate's clock: {what}"
+        raise refusal(Code.COLLATERAL_EXPIRED, message, f"from {utc(issued_us)} to {utc(until_us)}", utc(now_us))

@@ -66,6 +66,11 @@ class HardwarePolicy(Record, name="policy.hardware"):
         objects = (getattr(self, field.name) for field in fields(self))
         return tuple(sorted({name for one in objects for name in getattr(one, "needed", ())}))
 
+    @property
+    def tcb_evaluation(self) -> int:
+        """Intel's number of the oldest lists that count for every kind that is named; 0 where none asks for one."""
+        return max((terms.tcb_evaluation for terms in (self.dstack, self.tdx) if terms is not None), default=0)
+
     def wanted(self, assurance: Assurance) -> tuple[str, ...]:
         """Return the kinds that a runtime at this level has to collect, sorted.
 

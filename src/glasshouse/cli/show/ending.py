@@ -234,7 +234,8 @@ def _next(ended: Ended, home: Path | None) -> str:
     outputs = f"glasshouse fetch {name} -o DIR{at}, " if receipt.outputs else ""
     if ended.record.line is not None and ended.conclusion.outcome is Outcome.INTERRUPTED:
         outputs = f"glasshouse resume {name}{at}, {outputs}"
-    return f"{outputs}glasshouse logs {name}{at}, glasshouse verify {name}{at}"
+    logs = f"glasshouse logs {name}{at}, " if receipt.segments else ""  # none of a run that was refused, for one
+    return f"{outputs}{logs}glasshouse verify {name}{at}"
 
 
 def _log_tail(folder: RunFolder, *, sealing: RecipientKey, owner_signing: bytes) -> tuple[list[str], bool]:

@@ -36,9 +36,9 @@ def pack_states(pack: Pack | None, policy: HardwarePolicy | None, *, at_us: int)
         at_us: when the items have to be current.
     """
     found = {item.name: item.data for item in (pack.items if pack is not None else ())}
-    ages = policy.collateral if policy is not None else MaxAges()
+    ages, evaluation = (policy.collateral, policy.tcb_evaluation) if policy is not None else (MaxAges(), 0)
     names: Iterable[str] = found if policy is None else {*policy.needed, *needed_responses(pack, policy)}
-    return tuple(_state(name, found.get(name), ages, at_us) for name in sorted(names))
+    return tuple(_state(name, found.get(name), ages, evaluation, at_us) for name in sorted(names))
 
 
 def lacking(pack: Pack | None, policy: HardwarePolicy, *, at_us: int) -> tuple[ItemState, ...]:
@@ -64,7 +64,7 @@ def _asked(manifest: bytes) -> Iterable[str]:
         return ()
 
 
-def _state(name: str, data: bytes | None, ages: MaxAges, at_us: int) -> ItemState:
+def _state(name: str, data: bytes | None, ages: MaxAges, evaluation: int, at_us: int) -> ItemState:
     if data is None:
         return ItemState(name=name, lack=Code.COLLATERAL_MISSING)
     try:
@@ -72,5 +72,6 @@ def _state(name: str, data: bytes | None, ages: MaxAges, at_us: int) -> ItemStat
     except FormatError as error:
         return ItemState(name=name, size=len(data), lack=Code.COLLATERAL_INVALID, why=error.message)
     until = dates.until(ages)
-    lack = None if dates.issued_us <= at_us < until else Code.COLLATERAL_EXPIRED
+    is_new = dates.evaluation is None or dates.evaluation >= evaluation
+    lack = None if is_new and dates.issued_us <= at_us < until else Code.COLLATERAL_EXPIRED
     return ItemState(name=name, size=len(data), dates=dates, until_us=until, lack=lack)

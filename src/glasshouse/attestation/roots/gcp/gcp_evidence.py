@@ -18,7 +18,7 @@ from glasshouse.attestation.roots.gcp.gcp_policy import GcpPolicy
 from glasshouse.attestation.roots.gcp.gcp_token import read_token
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.attestation.roots.kinds import GCP_AUDIENCE, KINDS
-from glasshouse.attestation.roots.refusing import refusal
+from glasshouse.attestation.roots.refusing import refusal, utc
 from glasshouse.errors import Code
 
 # Of "Confidential Space Root CA", from 2024-01-19 to 2034-01-16; Google publishes its SHA-1,
@@ -73,9 +73,10 @@ def _check_of_now(said: Mapping[str, Any], audience: str, now_us: int) -> None:
     now_s = now_us // 1_000_000
     if not all(type(one) is int and 0 < one < 2**33 for one in times):
         raise refusal(Code.GCP_TOKEN, "a token without its times", "", _shown(times))
-    if max(times[:2]) > now_s + _LEEWAY_S or now_s >= times[2]:
+    begin_s, end_s = max(times[:2]), times[2]
+    if begin_s > now_s + _LEEWAY_S or now_s >= end_s:
         what = "a token that is not of this time: it holds for an hour, and the clocks of Google and gate have to agree"
-        raise refusal(Code.GCP_TOKEN, what, f"at {now_s} s", f"from {max(times[:2])} to {times[2]} s")
+        raise refusal(Code.GCP_TOKEN, what, utc(now_us), f"from {utc(begin_s * 1_000_000)} to {utc(end_s * 1_000_000)}")
 
 
 def _check_version(said: Mapping[str, Any], terms: GcpPolicy) -> None:

@@ -21,7 +21,7 @@ from cryptography.x509 import ocsp
 from cryptography.x509.oid import ExtendedKeyUsageOID, SignatureAlgorithmOID
 
 from glasshouse.attestation.roots.collateral import Pack, check_current
-from glasshouse.attestation.roots.refusing import refusal, refused, require
+from glasshouse.attestation.roots.refusing import refusal, refused, require, utc
 from glasshouse.attestation.roots.x509_errors import X509_ERRORS
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.crypto import sha256
@@ -115,7 +115,8 @@ def check_dates(chain: Sequence[bytes], now_us: int, code: Code, what: str) -> i
     begin_us = max(_us(each.not_valid_before_utc) for each in parsed)
     end_us = min(_us(each.not_valid_after_utc) for each in parsed)
     if not begin_us <= now_us < end_us:
-        raise refusal(code, f"{what}: a certificate that is not of this time")
+        message = f"{what}: a certificate that is not of this time by the gate's clock"
+        raise refusal(code, message, f"from {utc(begin_us)} to {utc(end_us)}", utc(now_us))
     return end_us
 
 
@@ -169,7 +170,8 @@ def _answer(data: bytes, der: bytes, issuer_der: bytes) -> tuple[ocsp.OCSPCertSt
     require(named == asked, "an answer about another certificate")
     # The algorithm's name is signed by nothing, and what is critical narrows what is said.
     is_formed = response.signature_algorithm_oid == SignatureAlgorithmOID.ECDSA_WITH_SHA384
-    require(is_formed and not any(each.critical for each in response.extensions), "an answer of another form")
+    critical = [each for each in (*response.extensions, *response.single_extensions) if each.critical]
+    require(is_formed and not critical, "an answer of another form")
     begin, end = response.this_update_utc, response.next_update_utc
     if end is None:
         raise FormatError(Code.SCHEMA, "an answer without an end")

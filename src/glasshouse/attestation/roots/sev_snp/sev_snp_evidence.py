@@ -11,7 +11,7 @@ from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
-from glasshouse.attestation.roots.refusing import refusal, refused, require
+from glasshouse.attestation.roots.refusing import refusal, refused, require, utc
 from glasshouse.attestation.roots.sev_snp.amd_certificates import VekCertificate, check_revocation
 from glasshouse.attestation.roots.sev_snp.amd_keys import PINNED, Product
 from glasshouse.attestation.roots.sev_snp.sev_snp_blob import SevSnpBlob
@@ -67,8 +67,9 @@ def appraise_report(
         vek = VekCertificate.parse(certificate, roots)
         require(vek.is_vlek == report.is_vlek, "of another key than the one that the report names")
     if not vek.starts_us <= now_us < vek.ends_us:
-        times = f"from {vek.starts_us} to {vek.ends_us} µs"
-        raise refusal(Code.HARDWARE_CERTIFICATE, "a certificate of another time", times, f"{now_us} µs")
+        times = f"from {utc(vek.starts_us)} to {utc(vek.ends_us)}"
+        what = "a certificate that is not of this time by the gate's clock"
+        raise refusal(Code.HARDWARE_CERTIFICATE, what, times, utc(now_us))
     if vek.is_vlek and vek.csp not in policy.csps:
         raise refusal(Code.HARDWARE_CERTIFICATE, "a key of a cloud that is not listed", policy.csps, vek.csp)
     with refused(Code.HARDWARE_SIGNATURE, "a report that its key did not sign"):

@@ -20,7 +20,7 @@ from glasshouse.broker.decide.decisions import keep
 from glasshouse.broker.decide.hardware.evidence_reading import ReadEvidence
 from glasshouse.broker.store import recorded
 from glasshouse.broker.store.database import BrokerState
-from glasshouse.broker.store.database_schema import activations, collateral
+from glasshouse.broker.store.database_schema import activations, challenges, collateral
 from glasshouse.broker.store.key_file import Purpose
 from glasshouse.broker.store.recorded import DeploymentStanding
 from glasshouse.handshake import broker_side
@@ -33,6 +33,7 @@ _MOST_PACKS = 16  # of 2 MiB at most
 _MOST_APPRAISALS = 1024
 _PACK_SHA256 = select(collateral.c.sha256).where(collateral.c.owner == bindparam("named"))
 _PACK = select(collateral.c.pack).where(collateral.c.owner == bindparam("named"))
+_USED = select(challenges.c.used_us).where(challenges.c.nonce == bindparam("challenge"))
 _KEYS = select(activations).where(activations.c.nonce == bindparam("challenge"))
 
 
@@ -49,7 +50,8 @@ class HardwareShelf:
 
         def look(connection: Connection) -> None:
             standing = recorded.standing(connection, read.asked["deployment"], broker_public=broker.public)
-            if standing is not None:
+            used_us = connection.execute(_USED, {"challenge": read.asked["nonce"]}).scalar_one_or_none()
+            if standing is not None and used_us is None:  # of several recordings that come at once, the first alone
                 launch, challenge = recorded.as_launch(read.asked), Challenge.parse(read.asked["body"])
                 now_us = max(broker.clock_us(), challenge.issued_us)
                 self.appraise(
