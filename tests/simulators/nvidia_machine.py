@@ -221,10 +221,10 @@ class NvidiaMachine:
         """Make who signs manifests."""
         return certified(named("HCC RIM L4 Signer"), self.signer_issuer, is_authority=False, **terms)
 
-    def made_device(self, seed: str, *, is_switch: bool = False) -> SimulatedDevice:
-        """Make a device of this maker's."""
+    def made_device(self, seed: str, *, is_switch: bool = False, chip: str = "GH100") -> SimulatedDevice:
+        """Make a device of this maker's; a switch has its own chip."""
         pdi, fwid = hashlib.sha256(seed.encode()).digest()[:8], hashlib.sha384(seed.encode()).digest()
-        chip, serial = ("LS_10", "50") if is_switch else ("GH100", "41")
+        chip, serial = ("LS_10", "50") if is_switch else (chip, "41")
         device = certified(named(f"{chip} A01 GSP BROM", serial + pdi.hex().upper()), self.provisioner)
         tcb = x509.UnrecognizedExtension(x509.ObjectIdentifier("2.23.133.5.4.1"), bytes(_TCB_BYTES) + _FWID_DER + fwid)
         key = certified(named(f"{chip} A01 GSP FMC LF"), device, is_authority=False, extensions=[tcb])

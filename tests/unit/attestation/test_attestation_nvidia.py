@@ -192,6 +192,14 @@ def test_a_node_by_a_policy_without_switches_is_refused(machine: NvidiaMachine) 
     refused(machine, Code.GPU_MODE, machine.blob(mode=GpuMode.PPCIE))
 
 
+def test_a_chip_that_came_later_than_this_verifier_is_refused_in_words(machine: NvidiaMachine) -> None:
+    later = machine.made_device("of a later product line", chip="GR100")
+    answers = {ocsp_name(later.chain[1].der): machine.answer(later.chain[1], later.chain[2])}
+    blob = machine.blob(gpus=[machine.report(later)])
+    found = refused(machine, Code.GPU_IDENTITY, blob, pack=machine.pack(instead=answers))
+    assert "none of Hopper, Blackwell or their switches" in found.message
+
+
 # Firmware and drivers.
 
 

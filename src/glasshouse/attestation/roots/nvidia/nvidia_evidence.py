@@ -217,7 +217,7 @@ def _identity(device: x509.Certificate) -> tuple[str, bytes]:
     names = [[str(each.value) for each in device.subject.get_attributes_for_oid(oid)] for oid in oids]
     found = [form.fullmatch(one[0]) for form, one in zip((_CHIP, _SERIAL), names, strict=True) if len(one) == 1]
     if len(found) != len(oids) or found[0] is None or found[1] is None:
-        raise FormatError(Code.SCHEMA, "a device that is not known")
+        raise FormatError(Code.SCHEMA, "a device that is none of Hopper, Blackwell or their switches")
     return found[0][1], bytes.fromhex(found[1][1])
 
 
