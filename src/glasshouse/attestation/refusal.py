@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from glasshouse.errors import Code, FormatError, RefusedError
@@ -85,3 +86,8 @@ def check_signed(
             expected=", ".join(sorted(map(key_id, publics))),
             actual=", ".join(signers),
         ) from None
+
+
+def utc(moment_us: int) -> str:
+    """Return a moment as refusals name it: a wrong clock shows there."""
+    return datetime.fromtimestamp(moment_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -164,3 +164,40 @@ def test_a_rank_that_leaves_its_part_keeps_the_others_waiting_for_nothing() -> N
     assert machine.line.claim(PATIENCE_S) is None
     machine.agent.close()
     machine.link.close()
+
+
+def test_a_rank_ends_once_what_was_saved_is_with_the_agents_of_all_machines(machines: list[Machine]) -> None:
+    """A job that ends right after it saved: with its ranks would go the store at which the workers meet."""
+    first, second = machines
+    for machine in machines:
+        machine.permit(1, None)
+        machine.save(5)
+    for machine in machines:
+        assert all(machine.answer(rank)["taken"] for rank in (0, 1))
+        for rank in (0, 1):
+            machine.send(rank)
+    assert [second.hear()["type"] for _ in range(3)] == ["part", "part", "checkpoint"]
+    assert [first.hear()["type"] for _ in range(2)] == ["part", "part"]
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number, machine in enumerate(machines):
+        asked = {"id": 3, "type": "settled"}
+        args = (0, asked, machine.link, lambda _answer, number=number: ended.put(number))
+        threading.Thread(target=machine.ranks.take, args=args, daemon=True).start()
+    with pytest.raises(queue.Empty):
+        ended.get(timeout=0.3)
+    assert first.hear()["type"] == "checkpoint"
+    assert {ended.get(timeout=PATIENCE_S) for _ in machines} == {0, 1}
+
+
+def test_a_rank_that_ends_while_it_is_asked_about_its_part_keeps_nobody_waiting() -> None:
+    machine = Machine(None)
+    machine.permit(1, None)
+    machine.save(5)
+    assert all(machine.answer(rank)["taken"] for rank in (0, 1))
+    machine.send(1)
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    machine.ranks.take(0, {"id": 3, "type": "settled"}, machine.link, ended.put)
+    assert ended.get(timeout=PATIENCE_S) == {"id": 3, "type": "checkpoint"}
+    assert machine.line.claim(PATIENCE_S) is None
+    machine.agent.close()
+    machine.link.close()

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from cryptography import x509
 from cryptography.x509.verification import Criticality, ExtensionPolicy, PolicyBuilder, Store
 
-from glasshouse.attestation.roots.refusing import utc
+from glasshouse.attestation.refusal import utc
 from glasshouse.attestation.roots.x509_errors import X509_ERRORS
 from glasshouse.errors import Code, FormatError
 

@@ -10,8 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from glasshouse.attestation.refusal import CheckFailedError
-from glasshouse.attestation.roots.refusing import refusal, utc
+from glasshouse.attestation.refusal import CheckFailedError, utc
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.crypto import sha256
 from glasshouse.wire.record import Record, items, octets, text
@@ -76,4 +75,5 @@ def check_current(name: str, *, issued_us: int, expires_us: int, now_us: int, ma
     if not issued_us <= now_us < until_us:
         what = "fetch it again with `glasshouse collateral fetch`" if issued_us <= now_us else "it is of the future"
         message = f"{name} in the collateral pack is not of this time by the gate's clock: {what}"
-        raise refusal(Code.COLLATERAL_EXPIRED, message, f"from {utc(issued_us)} to {utc(until_us)}", utc(now_us))
+        dates = f"from {utc(issued_us)} to {utc(until_us)}"
+        raise CheckFailedError("12", Code.COLLATERAL_EXPIRED, message, expected=dates, actual=utc(now_us))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 from glasshouse.attestation.refusal import CheckFailedError
 from glasshouse.attestation.roots.x509_errors import X509_ERRORS
@@ -43,11 +42,6 @@ def check_listed(what: str, found: str, listed: Iterable[str]) -> None:
     if found not in accepted:
         message = f"{what} of this machine has a value that the policy does not list"
         raise refusal(Code.REFERENCE_VALUE, message, ", ".join(accepted)[:_SHOWN], found[:_SHOWN])
-
-
-def utc(moment_us: int) -> str:
-    """Return a moment as refusals name it: a wrong clock shows there."""
-    return datetime.fromtimestamp(moment_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _shown(value: object) -> str:

@@ -14,7 +14,7 @@ import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import BinaryIO, TypeAlias
 
@@ -22,7 +22,7 @@ from glasshouse.errors import Code, FormatError, RunError
 from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.wire import frames, ranks
 from glasshouse.wire.record import Record
-from glasshouse.workloads.distributed.rank_messages import Ask, CallDoor, Dial, Join, RankOutput
+from glasshouse.workloads.distributed.rank_messages import SETTLING_S, Ask, CallDoor, Dial, Join, RankOutput
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 _COPY_BYTES = 1 << 20
@@ -42,6 +42,7 @@ class RankChannel(Channel):
 
     def __init__(self) -> None:
         self.stopping = False
+        self.saved = False  # whether it took part in a checkpoint
         self.on_line: Callable[[Message], None] = lambda _message: None  # takes what the worker passes on of the line
         self._lock = threading.Lock()
         self._asked = 0
@@ -123,6 +124,12 @@ class RankChannel(Channel):
     def ask(self, request: Callable[..., Record]) -> Message:
         """Return the worker's answer to a request, whenever it comes."""
         return self._ask(request)[0]
+
+    def settle(self) -> None:
+        """Wait, at this rank's end, until the worker has passed on the checkpoints that it took part in."""
+        if self.saved:
+            with suppress(queue.Empty, OSError):
+                self._ask(partial(Ask, kind="settled"), timeout_s=SETTLING_S)
 
     def tell(self, message: Record, descriptors: Sequence[int]) -> None:
         """Send the worker a message with descriptors, which is not answered."""

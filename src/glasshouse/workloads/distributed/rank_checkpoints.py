@@ -7,24 +7,28 @@ it. Source: spec/checkpoints.md section 3.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Condition, Lock, Thread
 from typing import Any
 
 from glasshouse.errors import Code, RunError
-from glasshouse.task.channel import Message
+from glasshouse.task.channel import AgentLink, Message
 from glasshouse.task.lines import AgentLine, AgentSink, Permission
 from glasshouse.wire.lines.checkpoint import padded
 from glasshouse.workloads.distributed.machine_group import STORE_PORT, MachineGroup
 from glasshouse.workloads.distributed.rank_line import PIPE_BYTES
-from glasshouse.workloads.distributed.rank_messages import PartEnds, SaveTogether
+from glasshouse.workloads.distributed.rank_messages import SETTLING_S, Ask, PartEnds, SaveTogether
 from glasshouse.workloads.process import failures
 
+OF_CHECKPOINTS = ("checkpoint", "part", "part-end", "settled")
+"""The messages of a rank that `RankCheckpoints.take` takes."""
 Answer = Callable[[Message], None]
 _FOREVER = timedelta(days=365)
 
@@ -49,6 +53,28 @@ class RankCheckpoints:
         self._lock = Lock()
         self._waiting: list[Answer] = []  # of ranks whose files others still read
         self._taken = 0  # how often all have come
+        self._open: set[int] = set()  # which of these have a permission, and have not ended
+        self._ended = Condition()
+
+    def take(self, rank: int, message: Message, link: AgentLink, send: Answer) -> None:
+        """Take what a rank sends about checkpoints over its link, and answer by `send`; raises `FormatError`."""
+
+        def answer(number: int, found: Message) -> None:
+            send({"id": number, "type": "checkpoint", **found})
+
+        if message["type"] == "checkpoint":
+            asked = SaveTogether.from_json(message)
+            self.arrive(rank, asked, partial(answer, asked.number))
+        elif message["type"] == "part":
+            self.part(rank, link.take_descriptors(1)[0])
+        elif message["type"] == "part-end":
+            ended = PartEnds.from_json(message)
+            self.part_ended(rank, ended, partial(answer, ended.number))
+        else:
+            number = Ask.from_json(message).number
+            self.gone(rank)  # it saves no more
+            self.settle()
+            answer(number, {})
 
     def arrive(self, rank: int, asked: SaveTogether, answer: Answer) -> None:
         """Take a rank's wish to save; all are answered when the last has come."""
@@ -84,6 +110,11 @@ class RankCheckpoints:
             found.part.put(None)
             found.ended.put(None)
 
+    def settle(self) -> None:
+        """Wait until no checkpoint is under way: what ranks were told is saved goes to the agent a moment later."""
+        with self._ended:
+            self._ended.wait_for(lambda: not self._open, SETTLING_S)
+
     def _take(self, ranks: Mapping[int, _Rank], number: int) -> None:
         try:
             self._save(ranks, number)
@@ -92,6 +123,10 @@ class RankCheckpoints:
         except Exception as error:  # of the store of another machine
             failures.report(RunError(Code.CHECKPOINT_REFUSED, f"a checkpoint was not taken: {error}"))
             self._line.finish(None, step=0)
+        finally:
+            with self._ended:
+                self._open.discard(number)
+                self._ended.notify_all()
 
     def _save(self, ranks: Mapping[int, _Rank], number: int) -> None:
         steps = {rank.asked.step for rank in ranks.values()}
@@ -109,6 +144,8 @@ class RankCheckpoints:
             for rank in ranks.values():
                 rank.answer({"taken": False, **why})
             return
+        with self._ended:
+            self._open.add(number)
         named: list[str] = []
         for rank in (ranks[number] for number in sorted(ranks)):
             rank.answer({"taken": True, "excepted": list(named)})
@@ -131,6 +168,8 @@ class RankCheckpoints:
             whole = whole and (rows is None or all(rows))
             others = [row for of_machine in rows or () for row in of_machine]
         self._line.finish(permission if whole else None, step=step, others=others)
+        if store is not None:
+            store.settle()
 
     def _pass_on(self, one: _Rank, permission: Permission, *, rank: int, step: int, before: bool) -> bool:
         """Pass on one rank's part; return whether it is whole."""
@@ -179,6 +218,14 @@ class _Store:
             self._store.set(f"rows-{self._machine}", json.dumps(rows))
             return None
         return [json.loads(self._store.get(f"rows-{one}")) for one in range(1, self._machines)]
+
+    def settle(self) -> None:
+        """Return once the first machine has them: a worker whose ranks have ended passes nothing on."""
+        if not self._machine:
+            self._store.set("gathered", "")
+            return
+        with contextlib.suppress(RuntimeError):  # or its store is gone, as it is when all have ended there
+            self._store.get("gathered")
 
 
 def _copied(pipe: Any, sink: AgentSink | None) -> int:

@@ -50,7 +50,7 @@ class RankLine(Line):
             raise refused(str(answer["why"]))
         if answer.get("taken") is not True:
             return None
-        self._left = 0
+        self._left, self._channel.saved = 0, True
         excepted = answer["excepted"]
         return PartStream(
             _PipeSink(self._channel),

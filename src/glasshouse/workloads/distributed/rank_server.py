@@ -36,15 +36,14 @@ from glasshouse.task.lines import AgentLine
 from glasshouse.wire import frames, ranks
 from glasshouse.wire.canonical import Json
 from glasshouse.workloads.distributed.machine_group import MachineGroup
-from glasshouse.workloads.distributed.rank_checkpoints import RankCheckpoints
-from glasshouse.workloads.distributed.rank_messages import Dial, PartEnds, RankFailed, RankOutput, Report, SaveTogether
+from glasshouse.workloads.distributed.rank_checkpoints import OF_CHECKPOINTS, RankCheckpoints
+from glasshouse.workloads.distributed.rank_messages import Dial, RankFailed, RankOutput, Report
 
 # A rank sends its request as soon as it is connected; one that does not keeps the others waiting no longer.
 _ASKING_S = 5.0
 _SETTLING_S = 2.0
 _BACKLOG = 128
 _STOP: Message = {"type": "stop"}
-_OF_CHECKPOINTS = ("checkpoint", "part", "part-end")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 _MOST_TEXT = 1000
 # A rank that does not read keeps the others waiting no longer.
@@ -159,8 +158,8 @@ class RankLinks:
         kind = message.get("type")
         if kind == "output":
             link.send(self._output(rank, message, link.take_descriptors(1)[0]))
-        elif self.checkpoints is not None and kind in _OF_CHECKPOINTS:
-            self._checkpoint(self.checkpoints, rank, link, message)
+        elif self.checkpoints is not None and kind in OF_CHECKPOINTS:
+            self.checkpoints.take(rank, message, link, partial(send_or_shut, link))
         elif kind == "dial":
             # Not here: a machine that is slow to answer would keep this rank's other messages waiting.
             asked = Dial.from_json(message)
@@ -173,21 +172,6 @@ class RankLinks:
             self.report = Report.from_json(message)
         elif rank == 0 and kind == "progress":
             self._channel.send(message)
-
-    def _checkpoint(self, checkpoints: RankCheckpoints, rank: int, link: AgentLink, message: Message) -> None:
-        """Take what a rank sends about a checkpoint."""
-
-        def answer(number: int, found: Message) -> None:
-            send_or_shut(link, {"id": number, "type": "checkpoint", **found})
-
-        if message["type"] == "checkpoint":
-            asked = SaveTogether.from_json(message)
-            checkpoints.arrive(rank, asked, partial(answer, asked.number))
-        elif message["type"] == "part":
-            checkpoints.part(rank, link.take_descriptors(1)[0])
-        else:
-            ended = PartEnds.from_json(message)
-            checkpoints.part_ended(rank, ended, partial(answer, ended.number))
 
     def _dial(self, link: AgentLink, asked: Dial) -> None:
         """Answer a rank that wants a connection with another machine's."""

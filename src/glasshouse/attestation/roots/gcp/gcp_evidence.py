@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from glasshouse.attestation.refusal import utc
 from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Pack
@@ -18,7 +19,7 @@ from glasshouse.attestation.roots.gcp.gcp_policy import GcpPolicy
 from glasshouse.attestation.roots.gcp.gcp_token import read_token
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
 from glasshouse.attestation.roots.kinds import GCP_AUDIENCE, KINDS
-from glasshouse.attestation.roots.refusing import refusal, utc
+from glasshouse.attestation.roots.refusing import refusal
 from glasshouse.errors import Code
 
 # Of "Confidential Space Root CA", from 2024-01-19 to 2034-01-16; Google publishes its SHA-1,

@@ -20,8 +20,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import ocsp
 from cryptography.x509.oid import ExtendedKeyUsageOID, SignatureAlgorithmOID
 
+from glasshouse.attestation.refusal import utc
 from glasshouse.attestation.roots.collateral import Pack, check_current
-from glasshouse.attestation.roots.refusing import refusal, refused, require, utc
+from glasshouse.attestation.roots.refusing import refusal, refused, require
 from glasshouse.attestation.roots.x509_errors import X509_ERRORS
 from glasshouse.errors import Code, FormatError
 from glasshouse.wire.crypto import sha256

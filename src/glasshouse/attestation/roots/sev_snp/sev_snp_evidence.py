@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from glasshouse.attestation.refusal import utc
 from glasshouse.attestation.roots.appraised import Appraised
 from glasshouse.attestation.roots.binding import Bound
 from glasshouse.attestation.roots.collateral import Pack
 from glasshouse.attestation.roots.hardware_policy import HardwarePolicy
-from glasshouse.attestation.roots.refusing import refusal, refused, require, utc
+from glasshouse.attestation.roots.refusing import refusal, refused, require
 from glasshouse.attestation.roots.sev_snp.amd_certificates import VekCertificate, check_revocation
 from glasshouse.attestation.roots.sev_snp.amd_keys import PINNED, Product
 from glasshouse.attestation.roots.sev_snp.sev_snp_blob import SevSnpBlob
