@@ -33,6 +33,7 @@ def measured() -> dict[str, Any]:
     return measure(cells, seconds=0.0, seed=1, memory=[4 * MIB])
 
 
+@pytest.mark.long
 def test_every_way_was_sampled_in_every_round(measured: dict[str, Any]) -> None:
     assert (measured["failed"], measured["not_measured"]) == (None, [])
     assert [found["kind"] for found in measured["cells"]] == list(Kind)
@@ -43,6 +44,7 @@ def test_every_way_was_sampled_in_every_round(measured: dict[str, Any]) -> None:
         assert all(sample[0] > 0 for samples in found["samples"].values() for sample in samples)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", [Way.SEALED, Way.NETWORK, Way.SERIAL, Way.RING, Way.DIRECT])
 def test_the_engine_does_the_work_of_its_algorithm(measured: dict[str, Any], way: Way) -> None:
     counts, expected = measured["cells"][0]["counts"][way], work(way, bytes_=3 * MIB, ranks=3)
@@ -54,6 +56,7 @@ def test_the_engine_does_the_work_of_its_algorithm(measured: dict[str, Any], way
     assert counts["seal_s"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", [Way.RING, Way.DIRECT])
 @pytest.mark.parametrize(("place", "width"), [(1, 4), (2, 2)], ids=["train", "replay"])
 def test_an_iteration_exchanges_each_bucket_once(measured: dict[str, Any], way: Way, place: int, width: int) -> None:
@@ -65,6 +68,7 @@ def test_an_iteration_exchanges_each_bucket_once(measured: dict[str, Any], way: 
     assert 0.9999 < done / crypto < (1.2 if place == 1 else 1.0001)
 
 
+@pytest.mark.long
 def test_peak_memory_was_looked_at(measured: dict[str, Any]) -> None:
     assert {one["way"] for one in measured["memory"]} == set(Way) - {Way.ALONE}
     assert all(one["extra_bytes"] >= 0 for one in measured["memory"])

@@ -57,6 +57,7 @@ def test_a_package_is_measured_beside_the_bare_cipher(tmp_path: Path) -> None:
     assert list(files.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="this machine shows a hardened process's memory to root alone")
 def test_the_lifecycle_is_measured_over_real_runs(tmp_path: Path) -> None:
     kept, _ = script("lifecycle", "--runs", "1", "--train-seconds", "6", output=tmp_path / "lifecycle.json")
@@ -69,6 +70,7 @@ def test_the_lifecycle_is_measured_over_real_runs(tmp_path: Path) -> None:
     assert numbers["pss_mib"] == pytest.approx(sum(each["pss_mib"] for each in processes.values()), abs=0.01)
 
 
+@pytest.mark.long
 def test_a_step_of_lora_is_measured_beside_the_bare_loop(tmp_path: Path) -> None:
     kept, _ = script("trainer", "--only", "step", "--rounds", "1", "--steps", "3", output=tmp_path / "trainer.json")
     assert kept["bars"].keys() == {"step_more_ms"}

@@ -80,6 +80,7 @@ def test_the_secret_comes_from_the_agent_that_started_it(tmp_path: Path) -> None
     assert token.hex() not in sealed.stdout + sealed.stderr
 
 
+@pytest.mark.long
 def test_the_secret_comes_from_a_provider_of_the_installation(tmp_path: Path) -> None:
     """Without any agent: what Python runs at its start registers a provider, in spawned processes too."""
     kept = tmp_path / "kept"

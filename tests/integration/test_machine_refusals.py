@@ -200,7 +200,11 @@ def test_two_owners_on_one_machine_see_and_sweep_nothing_of_each_others(lab: Lab
 
 
 @pytest.mark.parametrize(
-    ("by_then", "verdict"), [("it goes on", "not-completed"), ("it has ended by then", "incomplete")]
+    ("by_then", "verdict"),
+    [
+        ("it goes on", "not-completed"),
+        pytest.param("it has ended by then", "incomplete", marks=pytest.mark.long),
+    ],
 )
 def test_a_machine_that_is_away_is_given_up_and_ended_by_a_sweep_when_it_is_back(
     lab: Lab, tmp_path_factory: pytest.TempPathFactory, by_then: str, verdict: str

@@ -135,7 +135,7 @@ def test_ranks_train_in_a_container_as_they_do_elsewhere(world: Callable[..., Wo
     assert (checks["egress-closed"], checks["seccomp-filter"]) == ("passed", "passed")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_ranks_begin_again_with_a_store_and_connections_of_their_own(world: Callable[..., World]) -> None:
     script = """
 import os, pathlib, torch, torch.distributed as dist
@@ -265,7 +265,7 @@ dist.init_process_group("ucc")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_script_that_names_other_backends_runs_as_it_is_sealed(world: Callable[..., World]) -> None:
     agent = world(UNMODIFIED, allow_pickle=True).start(ranks=2, program=PROGRAM)
     agent.wait(within_s=120)

@@ -122,7 +122,7 @@ def by_torchrun(script: str, folder: Path) -> set[bytes]:
     ("framework", "container"),
     [
         ("transformers", True),
-        ("lightning", False),
+        pytest.param("lightning", False, marks=pytest.mark.long),
         pytest.param("accelerate", True, marks=pytest.mark.long),
         pytest.param("accelerate", False, marks=pytest.mark.long),
         pytest.param("transformers", False, marks=pytest.mark.long),

@@ -198,7 +198,14 @@ def test_a_rank_of_any_machine_that_fails_is_named_as_the_job_counts_it(
     ]
 
 
-@pytest.mark.parametrize("after", [0, 2_000, 40_000], ids=["greeting", "meeting", "training"])
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param(0, id="greeting", marks=pytest.mark.long),
+        pytest.param(2_000, id="meeting", marks=pytest.mark.long),
+        pytest.param(40_000, id="training"),
+    ],
+)
 def test_a_byte_that_is_changed_between_the_machines_ends_the_job_on_both(
     world: Callable[..., World], network: Callable[[int], Network], after: int
 ) -> None:

@@ -145,6 +145,7 @@ def test_two_ranks_train_the_adapter_that_one_process_trains(tmp_path: Path) -> 
     assert max(abs(one - other) for one, other in zip(first, second, strict=True)) < 1e-5 < max(map(abs, first))
 
 
+@pytest.mark.long
 def test_ranks_that_the_clock_ends_end_at_the_same_step(tmp_path: Path) -> None:
     ended = run_raw("lora", TINY | {"seconds": "0.3"}, {"train.jsonl": RECORDS}, tmp_path, ranks=2)
     assert ended.exit_code == 0, ended.log

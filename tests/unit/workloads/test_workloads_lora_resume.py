@@ -37,6 +37,7 @@ def test_a_lost_machine_s_run_goes_on_to_the_same_adapter_and_the_same_log(tmp_p
         assert log_of(found) == log_of(outputs)
 
 
+@pytest.mark.long
 def test_two_ranks_go_on_to_the_same_adapter_and_the_same_log(tmp_path: Path) -> None:
     line = Line(ranks=2)
     alone = leg_of_two_ranks(tmp_path / "saved", line, saving=True)
