@@ -6,7 +6,7 @@ import base64
 import contextlib
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -429,12 +429,15 @@ def accepted_forms(machine: NvidiaMachine, pack: Pack, step: int) -> list[tuple[
     """Return at which bytes, of every so manieth, its evidence may be changed or cut and is still accepted."""
     blob, bound, policy = machine.blob(), machine.bound(), machine.policy()
     assert machine.appraise(blob, pack=pack, bound=bound, policy=policy)
-    forms = [("longer", len(blob), blob + b"\0")]
-    for at in range(0, len(blob), step):
-        forms.append(("flipped", at, blob[:at] + bytes([blob[at] ^ (1 << at % 8)]) + blob[at + 1 :]))
-        forms.append(("cut", at, blob[:at]))
+
+    def forms() -> Iterator[tuple[str, int, bytes]]:  # together they would be gigabytes
+        yield "longer", len(blob), blob + b"\0"
+        for at in range(0, len(blob), step):
+            yield "flipped", at, blob[:at] + bytes([blob[at] ^ (1 << at % 8)]) + blob[at + 1 :]
+            yield "cut", at, blob[:at]
+
     found = []
-    for what, at, form in forms:
+    for what, at, form in forms():
         with contextlib.suppress(CheckFailedError):
             machine.appraise(form, pack=pack, bound=bound, policy=policy)
             found.append((what, at))
