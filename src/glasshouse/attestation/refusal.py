@@ -13,6 +13,7 @@ from glasshouse.wire.dsse import Envelope
 
 Read = TypeVar("Read")
 
+_LAST_S = 253402300799  # of the year 9999
 _KEY_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -89,5 +90,5 @@ def check_signed(
 
 
 def utc(moment_us: int) -> str:
-    """Return a moment as refusals name it: a wrong clock shows there."""
-    return datetime.fromtimestamp(moment_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """Return a moment as refusals name it, of the years to 9999: a wrong clock shows there."""
+    return datetime.fromtimestamp(min(max(moment_us // 1_000_000, 0), _LAST_S), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -108,7 +108,7 @@ def test_an_answer_of_another_time_is_refused(
     device = machine.gpus[0].chain
     answer = machine.answer(device[2], device[3], at=at, until=until)
     found = refused(machine, code, pack=machine.pack(instead={ocsp_name(device[2].der): answer}))
-    assert "the gate's clock" in found.message
+    assert "the verifier's clock" in found.message
     assert found.actual == f"{NOW:%Y-%m-%dT%H:%M:%SZ}"
 
 

@@ -229,7 +229,7 @@ def test_a_revoked_certificate(machine: TdxMachine, place: int) -> None:
      (-401, Code.HARDWARE_CERTIFICATE)],
 )  # fmt: skip
 def test_everything_is_of_this_time(machine: TdxMachine, days: int, code: Code) -> None:
-    with refused(code, "the gate's clock"):  # which may be the one that is wrong
+    with refused(code, "the verifier's clock"):  # which may be the one that is wrong
         appraise(machine, days=days)
 
 

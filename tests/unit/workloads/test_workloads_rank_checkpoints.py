@@ -18,7 +18,9 @@ from glasshouse.task.lines import AgentLine
 from glasshouse.wire import frames
 from glasshouse.wire.lines.checkpoint import padded
 from glasshouse.workloads.distributed import rank_checkpoints
+from glasshouse.workloads.distributed.rank_channel import RankChannel
 from glasshouse.workloads.distributed.rank_checkpoints import RankCheckpoints
+from glasshouse.workloads.distributed.rank_line import RankLine
 from glasshouse.workloads.distributed.rank_messages import PartEnds, SaveTogether
 
 PATIENCE_S = 60
@@ -180,7 +182,7 @@ def test_a_rank_ends_once_what_was_saved_is_with_the_agents_of_all_machines(mach
     assert [first.hear()["type"] for _ in range(2)] == ["part", "part"]
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number, machine in enumerate(machines):
-        asked = {"id": 3, "type": "settled"}
+        asked = {"id": 3, "type": "saved"}
         args = (0, asked, machine.link, lambda _answer, number=number: ended.put(number))
         threading.Thread(target=machine.ranks.take, args=args, daemon=True).start()
     with pytest.raises(queue.Empty):
@@ -189,15 +191,44 @@ def test_a_rank_ends_once_what_was_saved_is_with_the_agents_of_all_machines(mach
     assert {ended.get(timeout=PATIENCE_S) for _ in machines} == {0, 1}
 
 
-def test_a_rank_that_ends_while_it_is_asked_about_its_part_keeps_nobody_waiting() -> None:
-    machine = Machine(None)
-    machine.permit(1, None)
-    machine.save(5)
-    assert all(machine.answer(rank)["taken"] for rank in (0, 1))
-    machine.send(1)
-    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    machine.ranks.take(0, {"id": 3, "type": "settled"}, machine.link, ended.put)
-    assert ended.get(timeout=PATIENCE_S) == {"id": 3, "type": "checkpoint"}
-    assert machine.line.claim(PATIENCE_S) is None
-    machine.agent.close()
-    machine.link.close()
+class Asking:
+    """A rank's channel: it is answered that a checkpoint may begin."""
+
+    def __init__(self) -> None:
+        self.saved, self.pipes = False, list[int]()
+
+    def ask(self, _request: Any) -> dict[str, Any]:
+        return {"taken": True, "excepted": []}
+
+    def tell(self, _message: Any, descriptors: list[int]) -> None:
+        self.pipes += map(os.dup, descriptors)
+
+
+def test_a_rank_waits_at_its_end_for_what_it_saved_and_never_for_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker reads a part until its pipe is closed, which the rank that waited for it would hold open."""
+    rank = Asking()
+    line = RankLine(rank, CheckpointLimits(bytes=1 << 20, every_s=10, most=9))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a card"), line.begin([], step=1, wait_s=0, shared=False):  # type: ignore[union-attr]
+        raise ValueError("a card fell off the bus")
+    assert not rank.saved
+    with line.begin([], step=1, wait_s=0, shared=False):  # type: ignore[union-attr]
+        pass
+    assert rank.saved
+    part = line.begin([], step=2, wait_s=0, shared=False)
+    assert not rank.saved, "one that is open"
+    assert part is not None
+    part.__exit__(RuntimeError, None, None)
+    for pipe in rank.pipes:
+        os.close(pipe)
+
+    asked = list[Any]()
+
+    def answered(request: Any, *, timeout_s: float) -> Any:
+        asked.append((request(number=1).kind, timeout_s < 100))
+        raise queue.Empty
+
+    channel = RankChannel.__new__(RankChannel)
+    monkeypatch.setattr(channel, "_ask", answered)
+    for channel.saved in (False, True):
+        channel.wait_until_saved()
+    assert asked == [("saved", True)]

@@ -61,7 +61,7 @@ def certificate_path(
     Raises:
         FormatError: also where one is not valid now, the root too.
     """
-    when = f"at {utc(now_us)}, by the gate's clock,"
+    when = f"at {utc(now_us)}, by the verifier's clock,"
     try:
         verifier = (
             PolicyBuilder()

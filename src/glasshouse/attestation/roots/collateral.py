@@ -74,6 +74,6 @@ def check_current(name: str, *, issued_us: int, expires_us: int, now_us: int, ma
     until_us = min(expires_us, issued_us + max_age_s * 1_000_000)
     if not issued_us <= now_us < until_us:
         what = "fetch it again with `glasshouse collateral fetch`" if issued_us <= now_us else "it is of the future"
-        message = f"{name} in the collateral pack is not of this time by the gate's clock: {what}"
+        message = f"{name} in the collateral pack is not of this time by the verifier's clock: {what}"
         dates = f"from {utc(issued_us)} to {utc(until_us)}"
         raise CheckFailedError("12", Code.COLLATERAL_EXPIRED, message, expected=dates, actual=utc(now_us))

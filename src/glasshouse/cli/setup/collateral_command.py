@@ -147,7 +147,7 @@ def _say_states(output: CommandOutput, states: Sequence[ItemState], at_us: int) 
     for name in ("size", "age", "until"):
         table.add_column(name, no_wrap=True, justify="left" if name == "until" else "right")
     for state in states:
-        lack = "" if state.lack is None else _LACKS[state.lack]
+        lack = f"not {state.wanted}" if state.wanted else "" if state.lack is None else _LACKS[state.lack]
         if state.dates is None:
             table.add_row(state.name, bytes_text(state.size) if state.size else "", "", lack)
         else:

@@ -24,7 +24,7 @@ class ItemState:
     dates: Dates | None = None  # None where it is not there, or cannot be read
     until_us: int = 0  # when a policy accepts it no more
     lack: Code | None = None  # `collateral-missing`, `collateral-expired` or `collateral-invalid`
-    why: str = ""  # of `collateral-invalid`
+    wanted: str = ""  # of `collateral-expired`, where it lacks more than the time: what it is not
 
 
 def pack_states(pack: Pack | None, policy: HardwarePolicy | None, *, at_us: int) -> tuple[ItemState, ...]:
@@ -69,9 +69,10 @@ def _state(name: str, data: bytes | None, ages: MaxAges, evaluation: int, at_us:
         return ItemState(name=name, lack=Code.COLLATERAL_MISSING)
     try:
         dates = dates_of(name, data)
-    except FormatError as error:
-        return ItemState(name=name, size=len(data), lack=Code.COLLATERAL_INVALID, why=error.message)
+    except FormatError:
+        return ItemState(name=name, size=len(data), lack=Code.COLLATERAL_INVALID)
     until = dates.until(ages)
-    is_new = dates.evaluation is None or dates.evaluation >= evaluation
-    lack = None if is_new and dates.issued_us <= at_us < until else Code.COLLATERAL_EXPIRED
-    return ItemState(name=name, size=len(data), dates=dates, until_us=until, lack=lack)
+    is_older = dates.evaluation is not None and dates.evaluation < evaluation
+    wanted = f"of evaluation {evaluation} or later" if is_older else ""
+    lack = None if dates.issued_us <= at_us < until and not is_older else Code.COLLATERAL_EXPIRED
+    return ItemState(name=name, size=len(data), dates=dates, until_us=until, lack=lack, wanted=wanted)

@@ -108,9 +108,10 @@ def pack_for(home: Home, hardware: HardwarePolicy | None) -> Pack | None:
     # Also one that no kind of the policy needs: the gate names the last that it was given.
     pack = needed_pack(home) if hardware.needed else kept_pack(home)
     for state in lacking_items(pack, hardware, at_us=time.time_ns() // 1000):
+        wanted = state.wanted or "of this time"
         raise UsageError(
             state.lack or Code.COLLATERAL_MISSING,
-            f"the collateral pack has no {state.name} of this time, by which policy.hardware is judged",
+            f"the collateral pack has no {state.name} {wanted}, by which policy.hardware is judged",
             hint=f"glasshouse collateral fetch with {THE_POLICY}; glasshouse collateral check says what else lacks",
         )
     return pack

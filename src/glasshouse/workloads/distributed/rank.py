@@ -55,7 +55,7 @@ def _report(channel: RankChannel, outcome: Result | BaseException) -> int:
     from glasshouse.workloads.distributed.rank_messages import RankFailed, Report
     from glasshouse.workloads.process import failures
 
-    channel.settle()
+    channel.wait_until_saved()
     if isinstance(outcome, BaseException):
         sys.stdout.flush()
         sys.stderr.write(f"glasshouse: rank {os.environ.get('RANK', channel.rank)}:\n")

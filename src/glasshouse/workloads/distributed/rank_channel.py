@@ -22,7 +22,7 @@ from glasshouse.errors import Code, FormatError, RunError
 from glasshouse.task.channel import AgentLink, Channel, Message
 from glasshouse.wire import frames, ranks
 from glasshouse.wire.record import Record
-from glasshouse.workloads.distributed.rank_messages import SETTLING_S, Ask, CallDoor, Dial, Join, RankOutput
+from glasshouse.workloads.distributed.rank_messages import PASSING_ON_S, Ask, CallDoor, Dial, Join, RankOutput
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 _COPY_BYTES = 1 << 20
@@ -42,7 +42,7 @@ class RankChannel(Channel):
 
     def __init__(self) -> None:
         self.stopping = False
-        self.saved = False  # whether it took part in a checkpoint
+        self.saved = False  # whether its last part of a checkpoint was whole: the worker still passes it on
         self.on_line: Callable[[Message], None] = lambda _message: None  # takes what the worker passes on of the line
         self._lock = threading.Lock()
         self._asked = 0
@@ -125,11 +125,11 @@ class RankChannel(Channel):
         """Return the worker's answer to a request, whenever it comes."""
         return self._ask(request)[0]
 
-    def settle(self) -> None:
-        """Wait, at this rank's end, until the worker has passed on the checkpoints that it took part in."""
+    def wait_until_saved(self) -> None:
+        """Wait, at this rank's end, until the worker has passed on the checkpoint that it took part in."""
         if self.saved:
             with suppress(queue.Empty, OSError):
-                self._ask(partial(Ask, kind="settled"), timeout_s=SETTLING_S)
+                self._ask(partial(Ask, kind="saved"), timeout_s=PASSING_ON_S)
 
     def tell(self, message: Record, descriptors: Sequence[int]) -> None:
         """Send the worker a message with descriptors, which is not answered."""

@@ -24,10 +24,10 @@ from glasshouse.task.lines import AgentLine, AgentSink, Permission
 from glasshouse.wire.lines.checkpoint import padded
 from glasshouse.workloads.distributed.machine_group import STORE_PORT, MachineGroup
 from glasshouse.workloads.distributed.rank_line import PIPE_BYTES
-from glasshouse.workloads.distributed.rank_messages import SETTLING_S, Ask, PartEnds, SaveTogether
+from glasshouse.workloads.distributed.rank_messages import PASSING_ON_S, Ask, PartEnds, SaveTogether
 from glasshouse.workloads.process import failures
 
-OF_CHECKPOINTS = ("checkpoint", "part", "part-end", "settled")
+OF_CHECKPOINTS = ("checkpoint", "part", "part-end", "saved")
 """The messages of a rank that `RankCheckpoints.take` takes."""
 Answer = Callable[[Message], None]
 _FOREVER = timedelta(days=365)
@@ -71,10 +71,13 @@ class RankCheckpoints:
             ended = PartEnds.from_json(message)
             self.part_ended(rank, ended, partial(answer, ended.number))
         else:
-            number = Ask.from_json(message).number
-            self.gone(rank)  # it saves no more
-            self.settle()
-            answer(number, {})
+            args = (partial(answer, Ask.from_json(message).number),)
+            # Not here: that the rank is gone has to be seen at once, for its successor may have come.
+            Thread(target=self._answer_idle, args=args, name="glasshouse-saved", daemon=True).start()
+
+    def _answer_idle(self, answer: Answer) -> None:
+        self.wait_until_idle()
+        answer({})
 
     def arrive(self, rank: int, asked: SaveTogether, answer: Answer) -> None:
         """Take a rank's wish to save; all are answered when the last has come."""
@@ -110,10 +113,10 @@ class RankCheckpoints:
             found.part.put(None)
             found.ended.put(None)
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until no checkpoint is under way: what ranks were told is saved goes to the agent a moment later."""
         with self._ended:
-            self._ended.wait_for(lambda: not self._open, SETTLING_S)
+            self._ended.wait_for(lambda: not self._open, PASSING_ON_S)
 
     def _take(self, ranks: Mapping[int, _Rank], number: int) -> None:
         try:
@@ -147,14 +150,14 @@ class RankCheckpoints:
         with self._ended:
             self._open.add(number)
         named: list[str] = []
-        for rank in (ranks[number] for number in sorted(ranks)):
+        for rank in (ranks[place] for place in sorted(ranks)):
             rank.answer({"taken": True, "excepted": list(named)})
             named += rank.asked.paths or () if rank.asked.shared else ()
         first = 0 if self._machines is None else self._machines.machine * self._count
         (step,) = steps
         whole = True
-        for number in sorted(ranks, reverse=True):
-            whole = self._pass_on(ranks[number], permission, rank=first + number, step=step, before=whole) and whole
+        for place in sorted(ranks, reverse=True):
+            whole = self._pass_on(ranks[place], permission, rank=first + place, step=step, before=whole) and whole
         for answer in self._waiting:
             answer({"taken": whole})
         self._waiting = []
@@ -169,7 +172,7 @@ class RankCheckpoints:
             others = [row for of_machine in rows or () for row in of_machine]
         self._line.finish(permission if whole else None, step=step, others=others)
         if store is not None:
-            store.settle()
+            store.leave()
 
     def _pass_on(self, one: _Rank, permission: Permission, *, rank: int, step: int, before: bool) -> bool:
         """Pass on one rank's part; return whether it is whole."""
@@ -219,7 +222,7 @@ class _Store:
             return None
         return [json.loads(self._store.get(f"rows-{one}")) for one in range(1, self._machines)]
 
-    def settle(self) -> None:
+    def leave(self) -> None:
         """Return once the first machine has them: a worker whose ranks have ended passes nothing on."""
         if not self._machine:
             self._store.set("gathered", "")

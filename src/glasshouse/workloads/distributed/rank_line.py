@@ -50,7 +50,7 @@ class RankLine(Line):
             raise refused(str(answer["why"]))
         if answer.get("taken") is not True:
             return None
-        self._left, self._channel.saved = 0, True
+        self._left, self._channel.saved = 0, False
         excepted = answer["excepted"]
         return PartStream(
             _PipeSink(self._channel),
@@ -80,6 +80,7 @@ class _PipeSink(PartSink):
 
     def end(self, size: int, *, whole: bool) -> None:
         os.close(self._write)
+        self._channel.saved = whole
         answer = self._channel.ask(partial(PartEnds, size=size, whole=whole))
         if whole and answer.get("taken") is not True:
             raise _without_others()

@@ -15,8 +15,8 @@ from glasshouse.wire.record import LEFT_OUT, Decimal, Member, Record, choice, in
 from glasshouse.workloads.process.failures import MOST_WORDS
 
 DOOR_NAME_CHARS = 32
-SETTLING_S = 60.0
-"""A rank that is at its end waits no longer for what it has saved to be passed on."""
+PASSING_ON_S = 60.0
+"""A rank that is at its end, and a worker whose ranks are, wait no longer for what was saved to be passed on."""
 _MAX_DIGESTS = 64
 _MAX_PATHS = 64
 
@@ -98,11 +98,11 @@ class Dial(Record, name="dial", constants={"type": "dial"}):
 class Ask(Record, name="rank request"):
     """Requests the group secret, or a door: a socket on which connections of other ranks come as descriptors.
 
-    Or, as `settled`, that no checkpoint is under way any more, by a rank that is at its end.
+    Or, as `saved`, the word that no checkpoint is under way any more, by a rank that is at its end.
     """
 
     number: Number
-    kind: Annotated[str, Member("type"), choice(("door", "group-secret", "settled"))]
+    kind: Annotated[str, Member("type"), choice(("door", "group-secret", "saved"))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -94,7 +94,7 @@ class RankedWorkload:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
         failed = launch()
         if server.checkpoints is not None:
-            server.checkpoints.settle()  # of ranks that were killed
+            server.checkpoints.wait_until_idle()  # of ranks that were killed
         server.settle()
         if machines is not None and not failed:
             machines.finish()

@@ -116,7 +116,7 @@ def check_dates(chain: Sequence[bytes], now_us: int, code: Code, what: str) -> i
     begin_us = max(_us(each.not_valid_before_utc) for each in parsed)
     end_us = min(_us(each.not_valid_after_utc) for each in parsed)
     if not begin_us <= now_us < end_us:
-        message = f"{what}: a certificate that is not of this time by the gate's clock"
+        message = f"{what}: a certificate that is not of this time by the verifier's clock"
         raise refusal(code, message, f"from {utc(begin_us)} to {utc(end_us)}", utc(now_us))
     return end_us
 

@@ -69,7 +69,7 @@ def appraise_report(
         require(vek.is_vlek == report.is_vlek, "of another key than the one that the report names")
     if not vek.starts_us <= now_us < vek.ends_us:
         times = f"from {utc(vek.starts_us)} to {utc(vek.ends_us)}"
-        what = "a certificate that is not of this time by the gate's clock"
+        what = "a certificate that is not of this time by the verifier's clock"
         raise refusal(Code.HARDWARE_CERTIFICATE, what, times, utc(now_us))
     if vek.is_vlek and vek.csp not in policy.csps:
         raise refusal(Code.HARDWARE_CERTIFICATE, "a key of a cloud that is not listed", policy.csps, vek.csp)
