@@ -65,6 +65,16 @@ def start(spec: SandboxSpec, kernel: Kernel | None = None) -> Worker:
     return worker
 
 
+def start_held(code: str, kernel: Kernel | None = None, **changes: object) -> Worker:
+    """Start a worker whose code begins once it was confirmed.
+
+    A busy machine confirms late, and a worker that has ended by then is refused.
+    """
+    worker = start(specification(f"import posix; posix.read(3, 1)\n{code}", **changes), kernel)
+    worker.link.send(b"x")
+    return worker
+
+
 def first_message(worker: Worker) -> object:
     decoder = frames.Decoder()
     while data := worker.link.recv(65536):
@@ -90,14 +100,11 @@ def run(
     """
 
     def story() -> Ran:
-        # It begins when it was confirmed: a busy machine confirms late, and one that has ended by then is refused.
-        held = code if after is not None else f"import posix; posix.read(3, 1)\n{code}"
-        worker = start(specification(held, **changes), kernel)
+        ends = after is None
+        worker = start_held(code, kernel, **changes) if ends else start(specification(code, **changes), kernel)
         assert worker.report is not None
         try:
             facts = after(worker) if after is not None else {}
-            if after is None:
-                worker.link.send(b"x")
             output, errors = _drained(worker.stdout), _drained(worker.stderr)
             select.select([worker.pidfd], [], [])
             code_seen = worker.poll()

@@ -38,7 +38,7 @@ from tools.machine import (
     needs_root,
     needs_secret_memory,
 )
-from tools.sandboxed import specification, start
+from tools.sandboxed import specification, start, start_held
 
 pytestmark = needs_filters
 
@@ -328,7 +328,7 @@ def test_a_proc_that_cannot_be_read_passes_nothing() -> None:
 
 def test_a_worker_that_is_gone_passes_nothing_that_is_read_from_outside() -> None:
     def story() -> Results:
-        worker = start(specification("pass"))
+        worker = start_held("pass")
         while worker.poll() is None:
             time.sleep(0.01)
         results = checks.observe_worker(worker, watchdog=None, secret=None)

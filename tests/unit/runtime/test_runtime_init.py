@@ -22,7 +22,7 @@ from glasshouse.runtime.worker.sandbox import Worker
 from glasshouse.runtime.worker.worker_init import fork_worker
 from tools.forked import in_child
 from tools.machine import WithoutMounts, WithoutNamespaces, needs_filters, needs_namespaces
-from tools.sandboxed import children_of, is_gone, run, specification, start
+from tools.sandboxed import children_of, is_gone, run, specification, start, start_held
 
 pytestmark = needs_filters
 
@@ -396,7 +396,7 @@ def test_a_beat_that_the_init_has_not_read_keeps_no_exit_code_from_the_agent(ker
     def act() -> list[int | None]:
         codes = []
         for _ in range(5):
-            worker = start(specification("raise SystemExit(7)"), kernel)
+            worker = start_held("raise SystemExit(7)", kernel)
             assert worker.pid is not None
             while not is_gone(worker.pid):
                 pass

@@ -22,7 +22,7 @@ from glasshouse.runtime.run import probes, start_processes
 from glasshouse.runtime.syscalls import KernelError
 from tools.forked import in_child
 from tools.machine import WithoutNamespaces, WithoutSecretMemory, WithSwap, needs_filters, needs_namespaces
-from tools.sandboxed import specification, start
+from tools.sandboxed import specification, start, start_held
 
 CLEAN, FOUND, UNVERIFIABLE = ProbeResult.CLEAN, ProbeResult.FOUND, ProbeResult.UNVERIFIABLE
 
@@ -285,7 +285,7 @@ def test_a_workspace_whose_worker_has_ended_is_gone_and_one_whose_worker_runs_is
 @needs_filters
 def test_a_workspace_that_had_a_name_is_unverifiable_and_one_that_still_has_it_is_found() -> None:
     def story() -> object:
-        worker = start(specification("open('plain','w').write('x')"), WithoutNamespaces())
+        worker = start_held("open('plain','w').write('x')", WithoutNamespaces())
         while worker.poll() is None:
             time.sleep(0.01)
         before = probes.probe_workspace(worker)
